@@ -1,0 +1,38 @@
+"""Errors a caller can act on: each message names the thing, the value, and the way out.
+
+Everything here derives from ``TraitBasisError``, so the command line and the server can show the message alone.
+"""
+
+from __future__ import annotations
+
+
+class TraitBasisError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class PairError(TraitBasisError):
+    """A contrastive-pair file is invalid; names the file, the pair and the field."""
+
+
+class ModelError(TraitBasisError):
+    """A model cannot be found, fetched or steered."""
+
+
+class ChatTemplateError(TraitBasisError):
+    """A conversation cannot be rendered with the model's chat template, or a span cannot be found in it."""
+
+
+class ArtifactError(TraitBasisError):
+    """A trait vector or basis file is missing, damaged, or belongs to another model."""
+
+
+class TraitSpecError(TraitBasisError):
+    """A request names an unknown trait or an intensity that is no level and no finite number."""
+
+
+class RequestError(TraitBasisError):
+    """A generation request cannot be served as asked (empty conversation, too long, bad sampling value)."""
+
+
+class EngineError(TraitBasisError):
+    """The engine failed or was closed while a request was running."""

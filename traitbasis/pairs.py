@@ -1,0 +1,229 @@
+"""Contrastive pairs: one context, two responses with the same facts and intent, differing in one trait's intensity.
+
+A pair file is YAML that a person can write; ``contrastive_pairs/impatience.yaml`` is the model to copy. Speakers are
+``system``, ``agent`` and ``customer``. ``user`` and ``assistant`` are refused on purpose: harnesses and chat
+templates give them opposite meanings (see ``chat.py``).
+
+Each pair says what it is used for: ``default`` pairs make the trait vector (the paper, section 4: the effect
+saturates at n=4), ``extra`` pairs are there for larger n, and ``heldout`` pairs never enter a vector: they measure it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from traitbasis.chat import Turn
+from traitbasis.errors import PairError
+
+Use = Literal["default", "extra", "heldout"]
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+
+LENGTH_RATIO = 1.6  # a longer response must not be the trait: the longer side has at most this many times the words
+
+_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+_SIGNAL = re.compile(r"[^\W_]+(?:['’][^\W_]+)*|\.\.\.|…|--|—|[?!]+")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _read_turn(value: Any) -> Any:
+    """YAML writes a turn as a mapping with one key, the speaker: ``- agent: text``."""
+    if isinstance(value, Turn):
+        return value
+    if not isinstance(value, dict) or len(value) != 1:
+        raise ValueError("a turn is one speaker and its text, such as '- agent: How can I help?'")
+    ((speaker, text),) = value.items()
+    if speaker in ("user", "assistant"):
+        raise ValueError(f"speaker {speaker!r} is ambiguous here; write 'agent' or 'customer'")
+    return {"speaker": speaker, "text": text.strip() if isinstance(text, str) else text}
+
+
+ContextTurn = Annotated[Turn, BeforeValidator(_read_turn)]
+
+
+class Pair(_Strict):
+    """A context and two responses to it. ``positive`` shows the trait, ``negative`` does not."""
+
+    id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+    domain: Name
+    use: Use
+    context: Annotated[tuple[ContextTurn, ...], Field(min_length=1)]
+    positive: Text
+    negative: Text
+    facts: Annotated[tuple[Text, ...], Field(min_length=1)]
+
+    @field_validator("context")
+    @classmethod
+    def _ends_before_the_customer(cls, context: tuple[Turn, ...]) -> tuple[Turn, ...]:
+        if any(not turn.text for turn in context):
+            raise ValueError("a turn has no text")
+        if any(turn.speaker == "system" for turn in context[1:]):
+            raise ValueError("a system turn can only come first")
+        if context[-1].speaker != "agent":
+            raise ValueError("the last turn must be the agent's, since the responses are the customer's")
+        return context
+
+    @model_validator(mode="after")
+    def _same_facts_similar_length(self) -> Pair:
+        if self.positive == self.negative:
+            raise ValueError("positive and negative are the same text")
+        for side in ("positive", "negative"):
+            folded = fold(getattr(self, side))
+            for fact in self.facts:
+                if fold(fact) not in folded:
+                    raise ValueError(f"{side} does not contain the fact {fact!r}; both sides must keep every fact")
+        lengths = [len(_WORD.findall(text)) for text in (self.positive, self.negative)]
+        if max(lengths) > LENGTH_RATIO * min(lengths):
+            raise ValueError(
+                f"positive has {lengths[0]} words and negative {lengths[1]}; "
+                f"the longer may have at most {LENGTH_RATIO} times the words of the shorter"
+            )
+        return self
+
+    @property
+    def turn(self) -> Literal["first", "late"]:
+        """``late`` when the customer has already spoken in the context."""
+        return "late" if any(turn.speaker == "customer" for turn in self.context) else "first"
+
+
+class PairSet(_Strict):
+    """The pairs of one trait, in file order."""
+
+    trait: Name
+    definition: Text
+    opposite: Text
+    aliases: tuple[Name, ...] = ()
+    pairs: Annotated[tuple[Pair, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _ids_are_unique(self) -> PairSet:
+        seen: set[str] = set()
+        for pair in self.pairs:
+            if pair.id in seen:
+                raise ValueError(f"pair id {pair.id!r} is used twice")
+            seen.add(pair.id)
+        return self
+
+    def select(self, *uses: Use) -> tuple[Pair, ...]:
+        """The pairs marked with one of `uses`, in file order."""
+        return tuple(pair for pair in self.pairs if pair.use in uses)
+
+    def for_extraction(self, n: int | None = None) -> tuple[Pair, ...]:
+        """The pairs that make a vector: the ``default`` ones, or the first `n` of default followed by extra.
+
+        Raises PairError when `n` is not between 1 and the number of pairs that are not held out.
+        """
+        default, extra = self.select("default"), self.select("extra")
+        if n is None:
+            if not default:
+                raise PairError(f"{self.trait}: no pair is marked 'use: default'; mark some, or say how many with n")
+            return default
+        if not 1 <= n <= len(default) + len(extra):
+            raise PairError(
+                f"{self.trait}: cannot take {n} pairs; {len(default) + len(extra)} are not held out, so n is 1 to that"
+            )
+        return (*default, *extra)[:n]
+
+
+def known_traits() -> list[str]:
+    """Names of the traits whose pairs ship with the package."""
+    folder = resources.files("traitbasis.contrastive_pairs")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_pairs(source: str | Path) -> PairSet:
+    """Read and validate a pair file, given its path or the name of a shipped trait.
+
+    Raises PairError naming the file, the pair and the field.
+    """
+    path = Path(source)
+    if path.suffix not in (".yaml", ".yml"):
+        if str(source) not in known_traits():
+            raise PairError(
+                f"no contrastive pairs for trait {str(source)!r}; shipped: {', '.join(known_traits())}; "
+                "for your own, give the path of a .yaml file"
+            )
+        path = Path(str(resources.files("traitbasis.contrastive_pairs") / f"{source}.yaml"))
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PairError(f"cannot read pair file {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise PairError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise PairError(f"{path}: expected a mapping with the fields {', '.join(PairSet.model_fields)}")
+    try:
+        return PairSet.model_validate(document)
+    except ValidationError as error:
+        raise PairError("\n".join(_explain(path, document, detail) for detail in error.errors())) from error
+
+
+def pair_set_hash(pairs: Iterable[Pair]) -> str:
+    """SHA-256 over everything of the pairs that a vector depends on, in order (not ids, uses or facts)."""
+    content = [
+        [[[turn.speaker, turn.text] for turn in pair.context], pair.positive, pair.negative] for pair in pairs
+    ]
+    return hashlib.sha256(json.dumps(content, ensure_ascii=True).encode()).hexdigest()
+
+
+def lexical_shortcuts(pairs: Sequence[Pair], threshold: float = 0.4) -> dict[str, float]:
+    """Words or marks that tell the two sides apart on their own.
+
+    For each word (and each of ``? ! ... —``), the share of positives that contain it minus the share of negatives
+    that do. Returns those whose absolute difference exceeds `threshold`, strongest first. A vector made from pairs
+    with such a shortcut may write the word and not the trait.
+    """
+    if not pairs:
+        return {}
+    positive = [_signals(pair.positive) for pair in pairs]
+    negative = [_signals(pair.negative) for pair in pairs]
+    gaps = {
+        signal: (sum(signal in text for text in positive) - sum(signal in text for text in negative)) / len(pairs)
+        for signal in set().union(*positive, *negative)
+    }
+    found = {signal: gap for signal, gap in gaps.items() if abs(gap) > threshold}
+    return dict(sorted(found.items(), key=lambda item: (-abs(item[1]), item[0])))
+
+
+def fold(text: str) -> str:
+    """Text as facts are compared: case and runs of white space do not matter."""
+    return " ".join(text.casefold().split())
+
+
+def _signals(text: str) -> set[str]:
+    marks = {"?": "?", "!": "!", ".": "...", "…": "...", "-": "—", "—": "—"}
+    return {marks.get(signal[0], signal) for signal in _SIGNAL.findall(text.casefold().replace("’", "'"))}
+
+
+def _explain(path: Path, document: dict[str, Any], detail: Any) -> str:
+    location = list(detail["loc"])
+    where = str(path)
+    if len(location) >= 2 and location[0] == "pairs" and isinstance(location[1], int):
+        raw = document["pairs"][location[1]]
+        name = raw.get("id") if isinstance(raw, dict) else None
+        where += f": pair {name!r}" if name else f": pair number {location[1] + 1}"
+        location = location[2:]
+    if location:
+        where += f": field {'.'.join(str(part) for part in location)!r}"
+    return f"{where}: {detail['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,78 @@
+"""Trait specs: what a caller may write for "which traits, how much".
+
+The text form is ``impatience-high+skeptical-0.5``; mappings say the same as ``{"impatience": "high", "skeptical": 0.5}``.
+An intensity is a level or a finite number: 1.0 is "medium", 0 is off, a negative number is the opposite pole.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from traitbasis.errors import TraitSpecError
+
+# Numbers for the levels until a basis is calibrated: fixed fractions of its columns' scale.
+LEVELS = {"off": 0.0, "none": 0.0, "low": 0.5, "medium": 1.0, "high": 1.5}
+Traits = str | Mapping[str, Any] | None
+
+_PART = re.compile(r"^(?P<trait>[A-Za-z][A-Za-z0-9_]*)(?:-(?P<intensity>-?[A-Za-z0-9.]+))?$")
+
+
+def parse_traits(traits: Traits, known: Collection[str], aliases: Mapping[str, str] | None = None) -> dict[str, float]:
+    """Intensities by trait name, off ones left out, in a fixed order.
+
+    known: the traits there are. aliases: other spellings, such as ``{"skepticism": "skeptical"}``. A trait without an intensity in a text spec is "medium". Raises TraitSpecError for an unknown trait (naming the
+    known ones), a trait given twice, or an intensity that is no level and no finite number.
+    """
+    if not traits:
+        return {}
+    if isinstance(traits, str):
+        items: list[tuple[str, Any]] = []
+        for part in traits.split("+"):
+            match = _PART.match(part.strip())
+            if match is None:
+                raise TraitSpecError(
+                    f"cannot read {part!r} in trait spec {traits!r}; write trait-level or trait-number joined by '+', "
+                    "such as impatience-high+skeptical-0.5"
+                )
+            items.append((match["trait"], match["intensity"] or "medium"))
+    elif isinstance(traits, Mapping):
+        items = list(traits.items())
+    else:
+        raise TraitSpecError(f"traits must be a text spec or a mapping, not {traits!r}")
+
+    intensities: dict[str, float] = {}
+    for name, value in items:
+        trait = str(name).strip().casefold()
+        trait = trait if trait in known else (aliases or {}).get(trait, trait)
+        if trait not in known:
+            raise TraitSpecError(f"unknown trait {name!r}; known: {', '.join(sorted(known)) or 'none'}")
+        if trait in intensities:
+            raise TraitSpecError(f"trait {trait!r} is given twice")
+        intensities[trait] = _intensity(trait, value)
+    return {trait: intensities[trait] for trait in sorted(intensities) if intensities[trait] != 0}
+
+
+def format_traits(intensities: Mapping[str, float]) -> str:
+    """The text form of parsed intensities; empty when there are none."""
+    return "+".join(f"{trait}-{value:g}" for trait, value in intensities.items())
+
+
+def _intensity(trait: str, value: Any) -> float:
+    if value is None:
+        return 0.0
+    if isinstance(value, str):
+        text = value.strip().casefold()
+        if text in LEVELS:
+            return LEVELS[text]
+        try:
+            value = float(text)
+        except ValueError:
+            pass
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TraitSpecError(
+            f"intensity {value!r} of trait {trait!r} is no level and no finite number; levels: {', '.join(LEVELS)}"
+        )
+    return float(value)
