@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class Basis:
         """Header the customer's turns stand under, as when the vectors were extracted."""
         return self.columns[0].provenance.as_
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Identifies columns, layers, scales and values (16 hex digits); goes with every published number."""
         digest = hashlib.sha256(json.dumps(self._description(), sort_keys=True).encode())
@@ -189,20 +190,23 @@ def build_basis(
     return Basis(tuple(columns), torch.stack(directions, dim=1))
 
 
-def find_basis(lm: LanguageModel, path: str | Path | None = None) -> Basis:
-    """The basis to use with `lm`: `path`, else ``vectors/<model>/basis.safetensors`` here, else the one that ships.
+def basis_path(model_slug: str) -> Path:
+    """Where a model's basis is: ``vectors/<model>/basis.safetensors`` here, else among the vectors that ship.
 
-    Raises ArtifactError when there is none, saying how to make one, or when it belongs to another model.
+    Raises ArtifactError when there is none, saying how to make one.
     """
-    name = f"{lm.slug}/basis.safetensors"
-    local, shipped = Path("vectors") / name, Path(str(resources.files("traitbasis.vectors"))) / name
-    if path is None:
-        path = next((candidate for candidate in (local, shipped) if candidate.is_file()), None)
-        if path is None:
-            raise ArtifactError(
-                f"there is no basis for {lm.name}; make one with: traitbasis extract --trait all --model {lm.name} && "
-                f"traitbasis basis build --model {lm.name}"
-            )
-    basis = Basis.load(path)
+    name = f"{model_slug}/basis.safetensors"
+    for path in (Path("vectors") / name, Path(str(resources.files("traitbasis.vectors"))) / name):
+        if path.is_file():
+            return path
+    raise ArtifactError(
+        f"there is no basis for {model_slug}; make one with `traitbasis extract --trait all --model …` and then "
+        "`traitbasis basis build --model …`"
+    )
+
+
+def find_basis(lm: LanguageModel, path: str | Path | None = None) -> Basis:
+    """Load the basis at `path`, by default the model's own. Raises ArtifactError when it is another model's."""
+    basis = Basis.load(path or basis_path(lm.slug))
     basis.check_model(lm)
     return basis

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,11 +119,9 @@ def _download(model: EmbeddedModel, scratch: Path) -> Path:
 def _convert(gguf: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    # transformers' GGUF reader draws a bar that no setting turns off.
+    with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
         loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
         config = loaded.config
         if hasattr(config, "quantization_config"):
@@ -133,6 +132,3 @@ def _convert(gguf: Path, target: Path) -> None:
         model.generation_config = loaded.generation_config
         model.to(torch.bfloat16).save_pretrained(target)
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(target)
-    finally:
-        if bars:
-            logging.enable_progress_bar()

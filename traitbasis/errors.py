@@ -31,8 +31,19 @@ class TraitSpecError(TraitBasisError):
 
 
 class RequestError(TraitBasisError):
-    """A generation request cannot be served as asked (empty conversation, too long, bad sampling value)."""
+    """A generation request cannot be served as asked (empty conversation, too long, bad sampling value).
+
+    code: machine-readable kind, in OpenAI's words where it has one (``context_length_exceeded``).
+    """
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class EngineError(TraitBasisError):
     """The engine failed or was closed while a request was running."""
+
+
+class EngineBusyError(EngineError):
+    """The engine's queue is full; the same request can succeed later."""

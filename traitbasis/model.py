@@ -61,8 +61,8 @@ class LanguageModel:
 
     @property
     def slug(self) -> str:
-        """The name as a folder name: ``org/model`` becomes ``org--model``."""
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name.replace("/", "--"))
+        """The name as a folder name."""
+        return model_slug(self.name)
 
     @property
     def context_length(self) -> int | None:
@@ -143,6 +143,12 @@ def load_model(
         if bars:
             transformers_logging.enable_progress_bar()
     return prepare_model(name, model.to(target), tokenizer)
+
+
+def model_slug(source: str) -> str:
+    """Folder name for a model given by alias, folder or hub id: ``org/model`` becomes ``org--model``."""
+    name = Path(source).resolve().name if source not in embedded.EMBEDDED and Path(source).is_dir() else source
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name.replace("/", "--"))
 
 
 def prepare_model(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:

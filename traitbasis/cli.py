@@ -1,0 +1,315 @@
+"""The ``traitbasis`` command. Each command does its imports itself, so that help appears at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from traitbasis.embedded import DEFAULT_MODEL
+from traitbasis.errors import TraitBasisError
+
+if TYPE_CHECKING:
+    from traitbasis.model import LanguageModel
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Simulated users with steered traits, for testing AI agents.",
+)
+basis_app = typer.Typer(no_args_is_help=True, help="Build and inspect the basis that a simulated user draws on.")
+app.add_typer(basis_app, name="basis")
+
+out = Console()
+err = Console(stderr=True)
+
+Model = Annotated[str, typer.Option(help="Alias (see `traitbasis models`), folder, or hub id.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")]
+BasisFile = Annotated[Path | None, typer.Option("--basis", help="Basis file; by default the model's own.")]
+Header = Annotated[
+    Literal["user", "assistant"],
+    typer.Option("--as", help="Template header that the customer's turns stand under."),
+]
+# The same for `serve` and `chat`, where the basis knows.
+HeaderOfBasis = Annotated[
+    Literal["user", "assistant"] | None,
+    typer.Option("--as", help="Template header of the customer's turns; by default what the basis was made with."),
+]
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from traitbasis import __version__
+
+        out.print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def models() -> None:
+    """List the models that need no hub, and whether they are cached.
+
+    Example: traitbasis models
+    """
+    from traitbasis.embedded import EMBEDDED, cached_folder
+
+    table = Table("alias", "what it is", "cached")
+    for alias, model in EMBEDDED.items():
+        folder = cached_folder(alias)
+        table.add_row(alias, model.description, str(folder) if folder else f"no ({model.download_mb} MB to fetch)")
+    out.print(table)
+    out.print("--model also takes a folder with a Hugging Face checkpoint, or a hub id where a hub is reachable.")
+
+
+@app.command()
+def extract(
+    trait: Annotated[str, typer.Option(help="A shipped trait, or 'all'.")] = "",
+    pairs: Annotated[Path | None, typer.Option(help="Your own pair file instead.")] = None,
+    model: Model = DEFAULT_MODEL,
+    n_pairs: Annotated[int | None, typer.Option(help="How many pairs; by default those marked 'default'.")] = None,
+    span: Annotated[
+        Literal["response", "conversation"],
+        typer.Option(help="Tokens to average: the response's, or the whole conversation's (the paper's formula)."),
+    ] = "response",
+    as_: Header = "user",
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder; the file is <model>/<trait>.safetensors.")] = Path(
+        "vectors"
+    ),
+    batch_size: Annotated[int, typer.Option(min=1, help="Responses read together.")] = 8,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Extract trait vectors from contrastive pairs.
+
+    Examples: traitbasis extract --trait impatience; traitbasis extract --pairs mine.yaml --model ./my-model
+    """
+    from traitbasis.extract import extract as extract_vector
+    from traitbasis.pairs import known_traits, lexical_shortcuts, load_pairs
+
+    if bool(trait) == (pairs is not None):
+        raise typer.BadParameter("give either --trait or --pairs")
+    sources = [pairs] if pairs else known_traits() if trait == "all" else [trait]
+    pair_sets = [load_pairs(source) for source in sources]  # every file is checked before the model is loaded
+    chosen = [pair_set.for_extraction(n_pairs) for pair_set in pair_sets]
+    for pair_set in pair_sets:
+        for word, gap in lexical_shortcuts(pair_set.pairs).items():
+            err.print(
+                f"[yellow]{pair_set.trait}: {word!r} tells the sides apart by itself "
+                f"({gap:+.0%} of positives against negatives); the vector may write the word and not the trait[/yellow]"
+            )
+    lm = _load(model, device, dtype)
+    with _progress("extracting", 2 * sum(len(pairs) for pairs in chosen)) as advance:
+        vectors = [
+            extract_vector(lm, pair_set, pairs=pairs, span=span, as_=as_, batch_size=batch_size, progress=advance)
+            for pair_set, pairs in zip(pair_sets, chosen, strict=True)
+        ]
+    for vector in vectors:
+        path = vector.save(out_folder / lm.slug / f"{vector.trait}.safetensors")
+        middle = vector.n_layers // 2
+        table = Table("layer", "response-token norm", "vector norm", "agreement of pairs")
+        step = max(1, vector.n_layers // 10)
+        for z in sorted({*range(0, vector.n_layers, step), middle, vector.n_layers - 1}):
+            table.add_row(
+                f"{z}",
+                f"{vector.layer_norms[z]:.1f}",
+                f"{vector.vector[z].norm():.2f}",
+                f"{vector.agreement[z]:+.2f}",
+                style="bold" if z == middle else None,
+            )
+        out.print(f"[bold]{vector.trait}[/bold] from {len(vector.provenance.pair_ids)} pairs on {lm.name}")
+        out.print(table)
+        out.print(f"saved: {path}", soft_wrap=True)
+
+
+@basis_app.command("build")
+def basis_build(
+    model: Model = DEFAULT_MODEL,
+    vectors: Annotated[
+        Path | None, typer.Option(help="Folder of trait vectors; by default vectors/<model>.", show_default=False)
+    ] = None,
+    traits: Annotated[str, typer.Option(help="Traits to take, with commas; by default all.")] = "",
+    layer: Annotated[int | None, typer.Option(help="Layer for all traits; by default the middle.")] = None,
+    dose: Annotated[float | None, typer.Option(help="Dose of 'medium'; by default the documented one.")] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="File; by default basis.safetensors among the vectors.")
+    ] = None,
+) -> None:
+    """Choose a layer and a scale for each trait vector and stack them into a basis.
+
+    Example: traitbasis basis build --traits impatience,confusion --layer 15
+    """
+    from traitbasis.basis import DEFAULT_DOSE, build_basis
+    from traitbasis.errors import ArtifactError
+    from traitbasis.model import model_slug
+    from traitbasis.trait_vector import TraitVector
+
+    folder = vectors or Path("vectors") / model_slug(model)
+    names = [name.strip() for name in traits.split(",") if name.strip()]
+    files = [folder / f"{name}.safetensors" for name in names] or sorted(
+        file for file in folder.glob("*.safetensors") if file.name != "basis.safetensors"
+    )
+    if not files:
+        raise ArtifactError(f"no trait vectors in {folder}; make some with: traitbasis extract --trait all")
+    basis = build_basis(
+        [TraitVector.load(file) for file in files], layer=layer, dose=DEFAULT_DOSE if dose is None else dose
+    )
+    path = basis.save(out_file or folder / "basis.safetensors")
+    _print_basis(basis)
+    out.print(f"saved: {path}", soft_wrap=True)
+
+
+@basis_app.command("show")
+def basis_show(
+    file: Annotated[Path | None, typer.Argument(help="Basis file; by default the model's own.")] = None,
+    model: Model = DEFAULT_MODEL,
+) -> None:
+    """Print a basis: columns, doses, cosines.
+
+    Example: traitbasis basis show
+    """
+    from traitbasis.basis import Basis, basis_path
+    from traitbasis.model import model_slug
+
+    _print_basis(Basis.load(file or basis_path(model_slug(model))))
+
+
+@app.command()
+def chat(
+    traits: Annotated[str, typer.Option(help="Such as impatience-high+skeptical-0.5; none is unsteered.")] = "",
+    model: Model = DEFAULT_MODEL,
+    basis: BasisFile = None,
+    instruction: Annotated[
+        str, typer.Option(help="Who the customer is and what they want.")
+    ] = "You are a customer of an online shop. Your order #W4417 for a blue desk lamp is 6 days late. You want a refund.",
+    seed: Annotated[int | None, typer.Option(help="Repeat a conversation.")] = None,
+    as_: HeaderOfBasis = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Play the agent against a steered customer, in the terminal. An empty line or Ctrl-D ends it.
+
+    Example: traitbasis chat --traits impatience-high
+    """
+    from traitbasis.simulator import UserSimulator
+
+    lm = _load(model, device, dtype)
+    with UserSimulator(lm, basis, as_=as_) as user:
+        user.basis.parse(traits)  # complain before the first line is typed
+        messages = [{"role": "system", "content": instruction}]
+        out.print(f"[dim]{instruction}[/dim]\n[dim]You are the agent. An empty line ends the conversation.[/dim]")
+        while line := _read_line("agent> "):
+            messages.append({"role": "user", "content": line})
+            with err.status("…"):
+                turn = user.reply(messages, traits, seed=seed)
+            out.print(f"[bold]customer>[/bold] {turn.text}", highlight=False, markup=True)
+            out.print(f"[dim]dose {turn.dose:.2f}, seed {turn.seed}[/dim]")
+            messages.append({"role": "assistant", "content": turn.text})
+
+
+@app.command()
+def serve(
+    model: Model = DEFAULT_MODEL,
+    basis: BasisFile = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
+    max_batch: Annotated[int, typer.Option(min=1, help="User turns generated together.")] = 8,
+    as_: HeaderOfBasis = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Serve the simulated user behind the OpenAI protocol.
+
+    Example: traitbasis serve --port 8000, then point a harness at http://127.0.0.1:8000/v1 with the model
+    steered-user@impatience-high+skeptical-0.5
+    """
+    import uvicorn
+
+    from traitbasis.engines.transformers import TransformersEngine
+    from traitbasis.server import create_app
+    from traitbasis.simulator import UserSimulator
+
+    lm = _load(model, device, dtype)
+    with UserSimulator(lm, basis, as_=as_, engine=TransformersEngine(lm, max_batch=max_batch)) as simulator:
+        err.print(f"traits: {', '.join(simulator.basis.traits)}; model ids: steered-user, steered-user@impatience-high …")
+        uvicorn.run(create_app(simulator), host=host, port=port, log_level="info")
+
+
+@app.command()
+def demo(
+    model: Model = DEFAULT_MODEL,
+    seed: Annotated[int, typer.Option(help="Another conversation.")] = 7,
+) -> None:
+    """Extract the four traits and show one conversation four ways, side by side.
+
+    Example: traitbasis demo
+    """
+    from traitbasis.demo import run_demo
+
+    run_demo(_load(model, "auto", "auto"), seed=seed, console=out, progress=_progress)
+
+
+def main() -> None:
+    """Entry point: a known error is one line on stderr and exit status 1, without a traceback."""
+    try:
+        app()
+    except TraitBasisError as error:
+        err.print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+        raise SystemExit(1) from None
+
+
+def _load(model: str, device: str, dtype: str) -> LanguageModel:
+    with err.status("importing torch") as status:
+        from traitbasis.model import load_model
+
+        def say(message: str) -> None:
+            status.update(message)
+            if not err.is_terminal:
+                err.print(message, soft_wrap=True)
+
+        return load_model(model, device=device, dtype=dtype, say=say)
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, nothing elsewhere."""
+    from rich.progress import Progress
+
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.advance(task, done)
+
+
+def _print_basis(basis: Any) -> None:
+    table = Table("trait", "layer", "scale", "dose of medium", "pairs", title=f"basis {basis.fingerprint} of {basis.model}")
+    for column in basis.columns:
+        table.add_row(
+            column.trait,
+            f"{column.layer}",
+            f"{column.scale:.3f}",
+            f"{basis.dose({column.trait: 1.0}):.3f}",
+            f"{len(column.provenance.pair_ids)}",
+        )
+    out.print(table)
+    cosines = Table("cosine", *basis.traits)
+    for trait, row in zip(basis.traits, basis.cosine().tolist(), strict=True):
+        cosines.add_row(trait, *(f"{value:+.2f}" for value in row))
+    out.print(cosines)
+
+
+def _read_line(prompt: str) -> str:
+    try:
+        return out.input(prompt, markup=False).strip()
+    except EOFError:
+        return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The engine protocol: what the simulator and the server know about whatever generates tokens.
+
+A request is token ids and numbers, no text roles and no traits: prompt ids, what to add to which layer, sampling, seed.
+The answer is a stream of events, delivered by callback from the engine's own thread. An engine keeps nothing of a
+request after its last event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from traitbasis.errors import EngineError, RequestError
+
+Finish = Literal["stop", "length", "cancelled"]
+Positions = Literal["generated", "all"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. Temperature 0 is greedy; top_p 1 and top_k 0 are off.
+
+    Raises RequestError for a value out of range.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 96
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("temperature", self.temperature, 0, 100),
+            ("top_p", self.top_p, 0, 1),
+            ("top_k", self.top_k, 0, 10**9),
+            ("max_tokens", self.max_tokens, 1, 10**6),
+        ):
+            if not low <= value <= high:  # also false for nan
+                raise RequestError(f"{name} is {value}; it must be between {low} and {high}")
+        if self.top_p == 0:
+            raise RequestError("top_p is 0; it must be above 0")
+        if any(not text for text in self.stop):
+            raise RequestError("stop contains an empty string")
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One generation.
+
+    prompt_ids: the rendered prompt. additions: float32 ``(d_model,)`` by layer, added at every steered position; empty
+    means unsteered. stop_ids: tokens that end the turn. positions: ``generated`` steers the positions that produce
+    tokens, from the last prompt position on (contract 4); ``all`` steers the prompt too, as the paper's plain form does.
+    """
+
+    prompt_ids: tuple[int, ...]
+    seed: int
+    sampling: Sampling
+    stop_ids: frozenset[int]
+    additions: Mapping[int, Tensor] = field(default_factory=dict)
+    positions: Positions = "generated"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step of a generation: its token, the text that became final with it, and at the end why it ended.
+
+    token_id is None when the event carries no token (held-back text at the end, a cancellation).
+    """
+
+    token_id: int | None
+    text: str
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The generation ended without a result."""
+
+    error: Exception
+
+
+Listener = Callable[[Event | Failure], None]
+
+
+class Ticket(Protocol):
+    """A submitted generation."""
+
+    def cancel(self) -> None:
+        """Stop within one step; the listener then gets an event with finish "cancelled"."""
+
+
+class Engine(Protocol):
+    """Generates tokens for many requests."""
+
+    def submit(self, request: Request, listener: Listener) -> Ticket:
+        """Queue a request. `listener` is called from the engine's thread and must not block.
+
+        Raises EngineBusyError when the queue is full, EngineError when the engine is closed.
+        """
+
+    def close(self) -> None:
+        """Finish nothing more: running and waiting requests fail, the thread ends."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished generation."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish: Finish
+
+
+class Collector:
+    """Puts a request's events together into a Generation."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+
+    def add(self, event: Event) -> Generation | None:
+        """The finished generation with its last event, else None."""
+        self._text.append(event.text)
+        if event.token_id is not None:
+            self._token_ids.append(event.token_id)
+        return Generation("".join(self._text), tuple(self._token_ids), event.finish) if event.finish else None
+
+
+def generate(engine: Engine, request: Request) -> Generation:
+    """Submit and wait. Raises what the engine reports."""
+    events: SimpleQueue[Event | Failure] = SimpleQueue()
+    ticket = engine.submit(request, events.put)
+    collector = Collector()
+    try:
+        while True:
+            event = events.get()
+            if isinstance(event, Failure):
+                raise event.error if isinstance(event.error, EngineError) else EngineError(str(event.error))
+            if done := collector.add(event):
+                return done
+    except BaseException:
+        ticket.cancel()
+        raise

@@ -1,0 +1,79 @@
+"""Does a turn show the trait? The turn is re-read by the unsteered model and projected on an independent direction.
+
+The probe's direction comes from held-out pairs, which no trait vector is made from, so a vector is not measured with
+itself. Re-reading happens without steering: what is measured is the text, not what was added to the model.
+
+Weak where: a projection is no judge. Text that is merely damaged moves along some directions too, so always read it
+beside ``damage.py`` and beside a random direction of the same dose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from traitbasis.chat import As, Turn, tokenize_reply
+from traitbasis.errors import PairError
+from traitbasis.extract import read_states
+from traitbasis.model import LanguageModel
+from traitbasis.pairs import Pair, PairSet
+
+
+@dataclass(frozen=True, eq=False)
+class TraitProbe:
+    """A direction that tells positive from negative held-out responses.
+
+    direction: ``(d_model,)`` float32. Projections are scaled so that the held-out negatives average 0 and the
+    held-out positives 1. auc: how well it ranks the pairs it was *not* made from (0.5 is chance).
+    """
+
+    trait: str
+    layer: int
+    as_: As
+    direction: Tensor
+    offset: float
+    auc: float
+
+    @classmethod
+    def from_held_out(cls, lm: LanguageModel, pair_set: PairSet, layer: int, as_: As = "user") -> TraitProbe:
+        """Make a probe from the ``heldout`` pairs and check it on all the others. Raises PairError when there are none."""
+        made_from = pair_set.select("heldout")
+        if not made_from:
+            raise PairError(f"{pair_set.trait}: no pair is marked 'use: heldout', so nothing independent can measure it")
+        positive, negative = _sides(lm, made_from, layer, as_)
+        difference = positive.mean(0) - negative.mean(0)
+        direction = difference / difference.square().sum()
+        offset = float(negative.mean(0) @ direction)
+        checked = _sides(lm, pair_set.select("default", "extra"), layer, as_)
+        return cls(pair_set.trait, layer, as_, direction, offset, auc(*(side @ direction for side in checked)))
+
+    def score(self, lm: LanguageModel, turns: Sequence[tuple[Sequence[Turn], str]]) -> Tensor:
+        """Expression ``(n,)`` of each (context, reply): 0 as the held-out negatives, 1 as the held-out positives."""
+        return score([self], lm, turns)[self.trait]
+
+
+def score(
+    probes: Sequence[TraitProbe], lm: LanguageModel, turns: Sequence[tuple[Sequence[Turn], str]]
+) -> Mapping[str, Tensor]:
+    """Expression ``(n,)`` by trait, for several probes with one reading of the turns."""
+    if not probes:
+        return {}
+    replies = [tokenize_reply(lm.tokenizer, context, text, probes[0].as_) for context, text in turns]
+    means = read_states(lm, replies).means
+    return {probe.trait: means[:, probe.layer] @ probe.direction - probe.offset for probe in probes}
+
+
+def auc(positive: Tensor, negative: Tensor) -> float:
+    """Probability that a positive outranks a negative, ties counted half: 1 is perfect, 0.5 is chance."""
+    difference = positive[:, None] - negative[None, :]
+    return float(((difference > 0).float() + 0.5 * (difference == 0).float()).mean())
+
+
+def _sides(lm: LanguageModel, pairs: Sequence[Pair], layer: int, as_: As) -> tuple[Tensor, Tensor]:
+    replies: list[Any] = [tokenize_reply(lm.tokenizer, p.context, text, as_) for p in pairs for text in (p.positive, p.negative)]
+    means = read_states(lm, replies).means[:, layer]
+    return means[0::2], means[1::2]
