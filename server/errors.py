@@ -58,8 +58,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"] if part != "body") or None
-        message = f"{param or 'body'}: {first['msg']}"
+        where = [str(part) for part in first["loc"] if part != "body"]
+        param = where[0] if where and first["type"] != "json_invalid" else None
+        message = f"{'.'.join(where) or 'body'}: {first['msg']}"
         return JSONResponse(error_body(message, "invalid_request_error", param), status_code=400)
 
     @app.exception_handler(HTTPException)

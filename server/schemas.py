@@ -3,11 +3,12 @@ harness contract), and refusing them would cost an episode."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-Traits = str | dict[str, Any] | None
+# Checked by traitbasis.spec, whose messages say more than a schema's.
+Traits = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})]
 
 
 class _Lenient(BaseModel):

@@ -51,8 +51,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: Qwen3Config(**_SIZES),
     # Sliding windows shorter than the test prompts, so that they matter.
     "mistral": lambda: MistralConfig(**_SIZES, sliding_window=16),
-    "gemma2": lambda: Gemma2Config(**_SIZES, sliding_window=16, query_pre_attn_scalar=8),
-    "gemma3": lambda: Gemma3TextConfig(**_SIZES, sliding_window=16, query_pre_attn_scalar=8),
+    # Gemma scales embeddings up; tied to the head, random ones would only ever repeat the last token.
+    "gemma2": lambda: Gemma2Config(**_SIZES, sliding_window=16, query_pre_attn_scalar=8, tie_word_embeddings=False),
+    "gemma3": lambda: Gemma3TextConfig(**_SIZES, sliding_window=16, query_pre_attn_scalar=8, tie_word_embeddings=False),
     "gpt2": lambda: GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=WIDTH,
@@ -86,8 +87,8 @@ def tiny_network(architecture: str, seed: int = 0, dtype: torch.dtype = torch.fl
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15)
+            if parameter.dim() > 1 or name.endswith("bias"):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
     return model.to(dtype).eval()
 
 

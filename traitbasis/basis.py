@@ -27,7 +27,7 @@ from traitbasis.trait_vector import Provenance, TraitVector, provenance_from, re
 _FORMAT = "traitbasis.basis/1"
 
 # |s P| over the mean response-token norm of the layer.
-DEFAULT_DOSE = 0.4
+DEFAULT_DOSE = 0.16
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,12 @@ class Basis:
 
     def dose(self, intensities: Mapping[str, float]) -> float:
         """Dose of the composed addition: ``|sum_i c_i P_i| /`` layer norm, the largest over layers; 0 when unsteered."""
-        norms = {column.layer: column.layer_norm for column in self.columns}
-        return max((float(v.norm()) / norms[z] for z, v in self.additions(intensities).items()), default=0.0)
+        doses = [0.0]
+        for z, addition in self.additions(intensities).items():
+            # Each trait measured the layer's norm on its own pairs; those that are asked for count.
+            norms = [c.layer_norm for c in self.columns if c.layer == z and intensities.get(c.trait)]
+            doses.append(float(addition.norm()) * len(norms) / sum(norms))
+        return max(doses)
 
     def cosine(self) -> Tensor:
         """Cosine between columns, ``(k, k)``. Columns at different layers are compared all the same."""

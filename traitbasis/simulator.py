@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,7 +22,7 @@ from traitbasis.chat import As, Turn, read_messages, render_prompt, tokenize
 from traitbasis.engines.base import Collector, Engine, Event, Failure, Finish, Generation, Positions, Request, Sampling
 from traitbasis.engines.base import Ticket
 from traitbasis.engines.transformers import TransformersEngine
-from traitbasis.errors import EngineBusyError
+from traitbasis.errors import EngineBusyError, EngineError, RequestError
 from traitbasis.guards import GUARDS, Guard, failed_guard
 from traitbasis.model import LanguageModel, load_model
 from traitbasis.spec import Traits
@@ -152,7 +152,7 @@ class UserSimulator:
     ) -> PreparedTurn:
         """Check a request and render its prompt, without generating. Arguments and errors as for ``reply``."""
         intensities = self.basis.parse(traits)
-        drawn = replace(self.sampling, **sampling)
+        drawn = _changed(self.sampling, sampling)
         turns = read_messages(messages)
         if not turns or turns[0].speaker != "system":
             turns.insert(0, Turn("system", DEFAULT_INSTRUCTION))
@@ -160,6 +160,8 @@ class UserSimulator:
             spoken = [[turn.speaker, turn.text] for turn in turns]
             what = [self.lm.fingerprint, self.basis.fingerprint, intensities, spoken, asdict(drawn), positions, trial]
             seed = _digest_seed(what)
+        if not isinstance(seed, int):
+            raise RequestError(f"seed must be a whole number, not {seed!r}")
         prompt = render_prompt(self.lm.tokenizer, turns, self.as_)
         request = Request(
             prompt_ids=tuple(tokenize(self.lm.tokenizer, prompt)),
@@ -230,11 +232,13 @@ class _Tries:
         self._tries = 0
         self._rejected: Counter[str] = Counter()
         self._best: tuple[Generation, str] | None = None
+        self._ticket: Ticket | None = None
         self._next_try()
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._ticket.cancel()
+        if self._ticket:
+            self._ticket.cancel()
 
     def _next_try(self) -> None:
         request = self._prepared.request
@@ -243,9 +247,14 @@ class _Tries:
             hotter = max(request.sampling.temperature, _RETRY_TEMPERATURE)
             request = replace(request, seed=seed, sampling=replace(request.sampling, temperature=hotter))
         self._tries += 1
+        number = self._tries
         self._collector = Collector()
         self._live = LiveText() if not self._guards else None
-        self._ticket = self._engine.submit(request, self._on_event)
+        ticket = self._engine.submit(request, self._on_event)
+        if number == self._tries:  # else it has ended already, and the next try has set its own
+            self._ticket = ticket
+            if self._cancelled:  # while this try was being queued
+                ticket.cancel()
 
     def _on_event(self, event: Event | Failure) -> None:
         if isinstance(event, Failure):
@@ -256,9 +265,16 @@ class _Tries:
         generation = self._collector.add(event)
         if generation is None:
             return
-        guard = failed_guard(generation.text.strip(), self._guards)
-        if guard is None or generation.finish == "cancelled":
+        try:
+            guard = failed_guard(generation.text.strip(), self._guards)
+        except Exception as error:  # a guard's own mistake must not leave the caller waiting
+            self._listener(Failure(error))
+            return
+        if guard is None:
             self._deliver(generation, None)
+            return
+        if generation.finish == "cancelled":
+            self._deliver(replace(generation, text=SILENCE), guard.name)
             return
         self._rejected[guard.name] += 1
         if guard.sendable and self._best is None:
@@ -269,6 +285,9 @@ class _Tries:
                 return
             except EngineBusyError:
                 pass  # no room for another try: as if tries had run out
+            except EngineError as error:
+                self._listener(Failure(error))
+                return
         best, name = self._best or (replace(generation, text=SILENCE), guard.name)
         self._deliver(best, name)
 
@@ -310,6 +329,14 @@ class LiveText:
         ready = text.rstrip()
         self._held = text[len(ready) :]
         return ready
+
+
+def _changed(sampling: Sampling, changes: Mapping[str, Any]) -> Sampling:
+    known = [field.name for field in fields(Sampling)]
+    for name in changes:
+        if name not in known:
+            raise RequestError(f"unknown sampling field {name!r}; known: {', '.join(known)}")
+    return replace(sampling, **changes)
 
 
 def _digest_seed(what: Any) -> int:

@@ -6,9 +6,10 @@ An intensity is a level or a finite number: 1.0 is "medium", 0 is off, a negativ
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Collection, Mapping
+from decimal import Decimal
 from typing import Any
 
 from traitbasis.errors import TraitSpecError
@@ -57,7 +58,12 @@ def parse_traits(traits: Traits, known: Collection[str], aliases: Mapping[str, s
 
 def format_traits(intensities: Mapping[str, float]) -> str:
     """The text form of parsed intensities; empty when there are none."""
-    return "+".join(f"{trait}-{value:g}" for trait, value in intensities.items())
+    return "+".join(f"{trait}-{_digits(value)}" for trait, value in intensities.items())
+
+
+def _digits(value: float) -> str:
+    """The shortest decimal that reads back as `value`, without an exponent: ``-`` and ``+`` mean something else here."""
+    return f"{Decimal(repr(float(value))):f}".removesuffix(".0")
 
 
 def _intensity(trait: str, value: Any) -> float:
@@ -71,7 +77,8 @@ def _intensity(trait: str, value: Any) -> float:
             value = float(text)
         except ValueError:
             pass
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # Whole numbers beyond the range of a float are no finite intensity either.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise TraitSpecError(
             f"intensity {value!r} of trait {trait!r} is no level and no finite number; levels: {', '.join(LEVELS)}"
         )

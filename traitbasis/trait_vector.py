@@ -129,7 +129,7 @@ class TraitVector:
                 provenance=provenance,
                 aliases=tuple(description["aliases"]),
             )
-        except KeyError as error:
+        except (KeyError, TypeError) as error:
             raise ArtifactError(f"{path} has no field {error} in its provenance; extract it again") from error
         if vector.vector.dim() != 2 or vector.layer_norms.shape != vector.vector.shape[:1]:
             raise ArtifactError(f"{path} holds tensors of unexpected shapes; extract it again")
@@ -171,6 +171,7 @@ def write_safetensors(path: str | Path, kind: str, tensors: Mapping[str, Tensor]
     path = Path(path)
     content = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
     data = save(content, metadata={"format": kind, "description": json.dumps(description, sort_keys=True)})
+    data = _with_sorted_header(data)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
@@ -182,6 +183,14 @@ def write_safetensors(path: str | Path, kind: str, tensors: Mapping[str, Tensor]
         Path(temporary).unlink(missing_ok=True)
         raise
     return path
+
+
+def _with_sorted_header(data: bytes) -> bytes:
+    """The same safetensors file with its header's keys in order; safetensors writes the metadata in a random one."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[8 + size :]
 
 
 def read_safetensors(path: str | Path, kind: str, names: tuple[str, ...]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -40,10 +40,15 @@ class Sampling:
             ("top_k", self.top_k, 0, 10**9),
             ("max_tokens", self.max_tokens, 1, 10**6),
         ):
+            whole = name in ("top_k", "max_tokens")
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise RequestError(f"{name} must be a {'whole ' if whole else ''}number, not {value!r}")
             if not low <= value <= high:  # also false for nan
                 raise RequestError(f"{name} is {value}; it must be between {low} and {high}")
         if self.top_p == 0:
             raise RequestError("top_p is 0; it must be above 0")
+        if not isinstance(self.stop, tuple | list) or any(not isinstance(text, str) for text in self.stop):
+            raise RequestError(f"stop must be a tuple of strings, not {self.stop!r}")
         if any(not text for text in self.stop):
             raise RequestError("stop contains an empty string")
 

@@ -10,6 +10,7 @@ A request that arrives while a batch runs waits for it to end. Joining a running
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -25,6 +26,10 @@ from traitbasis.engines.base import Event, Failure, Finish, Listener, Request
 from traitbasis.errors import EngineBusyError, EngineError, RequestError
 from traitbasis.hooks import steer
 from traitbasis.model import LanguageModel, pad_left
+
+
+# Logits divided by less overflow float32; what is drawn is the most likely token long before.
+_COLDEST = 1e-5
 
 
 class TransformersEngine:
@@ -52,9 +57,14 @@ class TransformersEngine:
                 f"the conversation has {len(request.prompt_ids)} tokens; the context of {self._lm.name} is {limit}",
                 code="context_length_exceeded",
             )
-        for layer in request.additions:
+        for layer, addition in request.additions.items():
             if not 0 <= layer < len(self._lm.layers):
                 raise RequestError(f"layer {layer} does not exist; layers are 0 to {len(self._lm.layers) - 1}")
+            if addition.shape != (self._lm.width,):
+                raise RequestError(
+                    f"the addition at layer {layer} has shape {tuple(addition.shape)}; {self._lm.name} takes "
+                    f"({self._lm.width},)"
+                )
         row = _Row(request, listener, self._lm.tokenizer, room)
         with self._wake:
             if self._closed:
@@ -100,6 +110,15 @@ class TransformersEngine:
                         rows.append(row)
         return rows
 
+    def _drop_cancelled(self) -> None:
+        """End cancelled requests that still wait, so that they need not wait for the running batch."""
+        with self._wake:
+            dropped = [row for row in self._waiting if row.cancelled]
+            for row in dropped:
+                self._waiting.remove(row)
+        for row in dropped:
+            row.step(None)
+
     def _run(self, rows: list[_Row]) -> None:
         lm = self._lm
         ids, mask = pad_left([row.request.prompt_ids for row in rows], lm.tokenizer.pad_token_id or 0, lm.device)
@@ -115,6 +134,7 @@ class TransformersEngine:
                 logits = lm.forward(tokens, mask, cache)[:, -1].float().cpu()
             if self._closed:
                 raise EngineError("the engine was closed")
+            self._drop_cancelled()
             chosen = [row.step(scores) for row, scores in zip(rows, logits, strict=True)]
             going = [i for i, row in enumerate(rows) if not row.finished]
             if not going:
@@ -151,7 +171,7 @@ class _Row:
         self._text = TokenText(tokenizer, request.sampling.stop)
         sampling = request.sampling
         self._warpers: list[Any] = []
-        if sampling.temperature > 0:
+        if sampling.temperature >= _COLDEST:
             self._warpers.append(TemperatureLogitsWarper(float(sampling.temperature)))
             if sampling.top_k:
                 self._warpers.append(TopKLogitsWarper(sampling.top_k))
@@ -168,6 +188,9 @@ class _Row:
         """
         if self.cancelled or scores is None:
             self._end(None, "cancelled")
+            return 0
+        if not math.isfinite(scores.max()):  # nan too; the batchmates' logits are their own
+            self.fail(EngineError("the model's logits are not finite: the additions are too large for it"))
             return 0
         token = self._draw(scores)
         self._left -= 1
@@ -189,7 +212,7 @@ class _Row:
             self._tell(Failure(error))
 
     def _draw(self, scores: Tensor) -> int:
-        if self.request.sampling.temperature == 0:
+        if self.request.sampling.temperature < _COLDEST:
             return int(scores.argmax())
         scores = scores[None]
         for warper in self._warpers:

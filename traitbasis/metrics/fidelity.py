@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
-from traitbasis.chat import As, Turn, tokenize_reply
+from traitbasis.chat import As, TokenizedReply, Turn, tokenize_reply
 from traitbasis.errors import PairError
 from traitbasis.extract import read_states
+from traitbasis.hooks import steer
 from traitbasis.model import LanguageModel
 from traitbasis.pairs import Pair, PairSet
 
@@ -67,6 +68,25 @@ def score(
     return {probe.trait: means[:, probe.layer] @ probe.direction - probe.offset for probe in probes}
 
 
+def preference_shift(lm: LanguageModel, pairs: Sequence[Pair], additions: Mapping[int, Tensor], as_: As) -> Tensor:
+    """How far steering moves the model's own preference, ``(n,)`` nats per token.
+
+    For each pair: mean log-probability of the positive response's tokens minus that of the negative's, under steering,
+    minus the same unsteered. Above 0, steering makes the trait's wording likelier than its absence. Nothing is sampled, so
+    there is no noise; `pairs` should be held out. The prompt is clean and the response's positions are steered, from the
+    last prompt position on (contract 4). additions: ``(d_model,)`` float32 by layer.
+    """
+
+    def preference(pair: Pair, additions: Mapping[int, Tensor]) -> float:
+        positive, negative = (
+            _mean_logprob(lm, tokenize_reply(lm.tokenizer, pair.context, text, as_), additions)
+            for text in (pair.positive, pair.negative)
+        )
+        return positive - negative
+
+    return torch.tensor([preference(pair, additions) - preference(pair, {}) for pair in pairs])
+
+
 def auc(positive: Tensor, negative: Tensor) -> float:
     """Probability that a positive outranks a negative, ties counted half: 1 is perfect, 0.5 is chance."""
     difference = positive[:, None] - negative[None, :]
@@ -74,6 +94,18 @@ def auc(positive: Tensor, negative: Tensor) -> float:
 
 
 def _sides(lm: LanguageModel, pairs: Sequence[Pair], layer: int, as_: As) -> tuple[Tensor, Tensor]:
-    replies: list[Any] = [tokenize_reply(lm.tokenizer, p.context, text, as_) for p in pairs for text in (p.positive, p.negative)]
+    replies = [tokenize_reply(lm.tokenizer, p.context, text, as_) for p in pairs for text in (p.positive, p.negative)]
     means = read_states(lm, replies).means[:, layer]
     return means[0::2], means[1::2]
+
+
+def _mean_logprob(lm: LanguageModel, reply: TokenizedReply, additions: Mapping[int, Tensor]) -> float:
+    ids = torch.tensor([reply.ids], device=lm.device)
+    mask = torch.ones_like(ids)
+    start = reply.positions[0] - 1  # the last prompt position produces the first response token
+    cache = DynamicCache(config=lm.model.config)
+    if start:
+        lm.forward(ids[:, :start], mask[:, :start], cache)
+    with steer(lm.layers, additions):
+        logits = lm.forward(ids[:, start:], mask, cache, last_only=False)[0, :-1].float()
+    return float(logits.log_softmax(-1).gather(1, ids[0, start + 1 :, None]).mean())

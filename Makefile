@@ -1,0 +1,53 @@
+# The two commands of the README are `make demo` and `make test`. What is done already is skipped on the next run.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+# Two OpenMP threads on a busy two-core machine run ten times slower than one.
+test check dose-table vectors: export OMP_NUM_THREADS ?= 1
+# litellm asks the network for prices at import otherwise.
+test: export LITELLM_LOCAL_MODEL_COST_MAP = True
+
+.PHONY: demo test check format dose-table vectors clean
+
+demo: $(VENV)/.core
+	$(BIN)/traitbasis demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy traitbasis server experiments
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The table of the README: what the default dose does on tasks that are not in the pairs.
+dose-table: $(VENV)/.core
+	$(BIN)/python experiments/default_dose.py --out experiments/results/default_dose.json
+
+# The vectors and the basis that ship; a test re-extracts and compares.
+vectors: $(VENV)/.core
+	$(BIN)/traitbasis extract --trait all
+	$(BIN)/traitbasis basis build
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("TraitBasis needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing TraitBasis into $(VENV) (once)"
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.core | $(BIN)/python
+	@echo "installing what the tests need into $(VENV) (once)"
+	$(PIP) --editable '.[test]'
+	@touch $@

@@ -1,0 +1,89 @@
+"""Small pair sets and vectors to test with; nothing in here ships."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import yaml
+
+from traitbasis.pairs import Pair, PairSet
+from traitbasis.trait_vector import Provenance, TraitVector
+
+
+def sample_pair(number: int = 0, **changes: Any) -> dict[str, Any]:
+    """A valid pair as YAML would give it, with `changes`."""
+    pair: dict[str, Any] = {
+        "id": f"pair-{number}",
+        "domain": "retail",
+        "use": "default",
+        "context": [{"system": f"You are customer number {number}."}, {"agent": "How can I help?"}],
+        "positive": f"Order W{number} now, I have waited long enough.",
+        "negative": f"Order W{number} please, there is no hurry at all.",
+        "facts": [f"W{number}"],
+    }
+    return {**pair, **changes}
+
+
+def sample_document(*pairs: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A valid pair file as a document, with `changes`."""
+    document: dict[str, Any] = {
+        "trait": "impatience",
+        "definition": "Presses for the result.",
+        "opposite": "Waits.",
+        "aliases": ["impatient"],
+        "pairs": list(pairs) or [sample_pair(0), sample_pair(1)],
+    }
+    return {**document, **changes}
+
+
+def sample_set(pairs: int = 3, trait: str = "impatience") -> PairSet:
+    """A pair set whose responses differ in length, with a longer conversation in every second pair."""
+    talk = [{"agent": "Hello."}, {"customer": "Hi, it is about my order."}, {"agent": "Which one?"}]
+    made = []
+    for i in range(pairs):
+        context = [{"system": f"You are customer number {i}."}, *(talk if i % 2 else [{"agent": "How can I help?"}])]
+        made.append(
+            sample_pair(
+                i,
+                context=context,
+                positive=f"Order W{i} now, I have waited {'long ' * (3 * i)}enough for {trait}.",
+                negative=f"Order W{i} please, no hurry {'at all ' * (2 * i)}about it, thank you.",
+            )
+        )
+    return PairSet.model_validate(sample_document(*made, trait=trait, aliases=[f"{trait}_x"]))
+
+
+def load_pair(pair: dict[str, Any]) -> Pair:
+    """A Pair from what ``sample_pair`` gives."""
+    return Pair.model_validate(pair)
+
+
+def to_yaml(document: Any) -> str:
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+
+
+def sample_vector(trait: str = "impatience", seed: int = 0, layers: int = 4, width: int = 8, **changes: Any) -> TraitVector:
+    """A random vector of a model that does not exist; `changes` go to its provenance."""
+    generator = torch.Generator().manual_seed(seed)
+    provenance: dict[str, Any] = {
+        "model": "no-model",
+        "model_fingerprint": "0123456789abcdef",
+        "template_hash": "f" * 64,
+        "as_": "user",
+        "span": "response",
+        "pair_set_hash": "e" * 64,
+        "pair_ids": ("a", "b"),
+        "dtype": "float32",
+        "traitbasis_version": "0",
+        "transformers_version": "5",
+        "torch_version": "2",
+    }
+    return TraitVector(
+        trait=trait,
+        vector=torch.randn(layers, width, generator=generator),
+        layer_norms=torch.rand(layers, generator=generator) * 10 + 5,
+        agreement=torch.rand(layers, generator=generator),
+        provenance=Provenance(**{**provenance, **changes}),
+        aliases=(f"{trait}_x",),
+    )

@@ -1,0 +1,94 @@
+"""The whole chain on the embedded model: a real tokenizer, real weights, the shipped pairs, vectors and basis."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from traitbasis.basis import Basis, build_basis
+from traitbasis.chat import read_messages, render_prompt, tokenize
+from traitbasis.extract import extract
+from traitbasis.metrics.fidelity import TraitProbe, preference_shift
+from traitbasis.model import LanguageModel
+from traitbasis.pairs import known_traits, load_pairs
+from traitbasis.simulator import UserSimulator
+from traitbasis.trait_vector import TraitVector
+
+SHIPPED = Path(str(resources.files("traitbasis.vectors"))) / "smollm2-135m-instruct"
+MESSAGES = [
+    {"role": "system", "content": "You are a customer. Your order #W4417, a desk lamp, is late. You want a refund."},
+    {"role": "user", "content": "Hi! How can I help you today?"},
+]
+
+
+@pytest.mark.parametrize("trait", known_traits())
+def test_the_shipped_vectors_are_what_extraction_gives(real: LanguageModel, trait: str) -> None:
+    """Contract 7. Other processors round differently, so values agree to a thousandth and not to the bit."""
+    shipped = TraitVector.load(SHIPPED / f"{trait}.safetensors")
+    fresh = extract(real, load_pairs(trait))
+    difference = (fresh.vector - shipped.vector).norm(dim=-1) / shipped.vector.norm(dim=-1)
+    assert float(difference.max()) < 1e-3
+    torch.testing.assert_close(fresh.layer_norms, shipped.layer_norms, rtol=1e-3, atol=0)
+    torch.testing.assert_close(fresh.agreement, shipped.agreement, rtol=0, atol=1e-3)
+    made, stored = fresh.provenance, shipped.provenance
+    assert made.model_fingerprint == stored.model_fingerprint and made.pair_set_hash == stored.pair_set_hash
+
+
+def test_the_shipped_basis_is_built_from_the_shipped_vectors(real_basis: Basis) -> None:
+    rebuilt = build_basis([TraitVector.load(SHIPPED / f"{trait}.safetensors") for trait in known_traits()])
+    assert rebuilt.fingerprint == real_basis.fingerprint
+
+
+def test_zero_is_nothing(real: LanguageModel, real_user: UserSimulator) -> None:
+    """Contract 2: intensity 0 gives exactly the tokens of ``model.generate``, float32 greedy."""
+    prompt = tokenize(real.tokenizer, render_prompt(real.tokenizer, read_messages(MESSAGES), "user"))
+    config = GenerationConfig(do_sample=False, max_new_tokens=40, eos_token_id=2, pad_token_id=2)
+    expected = real.model.generate(torch.tensor([prompt]), generation_config=config)[0, len(prompt) :].tolist()
+    text = real.tokenizer.decode(expected, skip_special_tokens=True).strip()
+    for traits in (None, {}, {"impatience": 0, "confusion": "off"}):
+        turn = real_user.reply(MESSAGES, traits, temperature=0, max_tokens=40)
+        assert (turn.text, turn.completion_tokens, turn.dose) == (text, len(expected), 0)
+    assert real_user.reply(MESSAGES, "confusion-high", temperature=0, max_tokens=40).text != text
+
+
+@pytest.mark.parametrize("trait", known_traits())
+def test_steering_makes_held_out_wording_of_the_trait_likelier(
+    real: LanguageModel, real_basis: Basis, trait: str
+) -> None:
+    """Positive control (fault 8): on pairs the vector was not made from, + raises and − lowers the preference for
+    the trait's wording, and more raises it more at these doses."""
+    pairs = load_pairs(trait).select("heldout")
+    shift = {
+        intensity: float(preference_shift(real, pairs, real_basis.additions({trait: intensity}), "user").mean())
+        for intensity in (-0.5, 0.5, 1.0)
+    }
+    assert shift[-0.5] < 0 < shift[0.5] < shift[1.0], shift
+
+
+@pytest.mark.parametrize("trait", known_traits())
+def test_probes_tell_the_trait_on_pairs_they_were_not_made_from(
+    real: LanguageModel, real_basis: Basis, trait: str
+) -> None:
+    layer = next(column.layer for column in real_basis.columns if column.trait == trait)
+    assert TraitProbe.from_held_out(real, load_pairs(trait), layer).auc > 0.8
+
+
+def test_the_past_is_clean_and_steering_never_outlives_its_turn(real_user: UserSimulator) -> None:
+    """Contract 4, fault 30: after a strongly steered turn, the same conversation unsteered is as if it never was."""
+    cold = real_user.reply(MESSAGES, temperature=0, max_tokens=24)
+    steered = real_user.reply(MESSAGES, "confusion-1.5", temperature=0, max_tokens=24)
+    again = real_user.reply(MESSAGES, temperature=0, max_tokens=24)
+    everywhere = real_user.reply(MESSAGES, "confusion-1.5", positions="all", temperature=0, max_tokens=24)
+    assert again == cold
+    assert len({cold.text, steered.text, everywhere.text}) == 3
+
+
+def test_no_prompt_tells_the_customer_to_be_a_helpful_assistant(real: LanguageModel) -> None:
+    """Fault 22: this model's template would, without a system message."""
+    for as_ in ("user", "assistant"):
+        assert "helpful" not in render_prompt(real.tokenizer, read_messages(MESSAGES[1:]), as_)
+    assert "helpful" in real.tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
