@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 import yaml
@@ -35,7 +37,6 @@ from traitbasis.pairs import load_pairs
 from traitbasis.simulator import UserSimulator, UserTurn
 
 WIRE = {"system": "system", "agent": "user", "customer": "assistant"}
-RANDOM = "random direction"
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,15 @@ def with_random_column(basis: Basis, seed: int) -> Basis:
     return Basis((*basis.columns, column), torch.cat([basis.matrix, direction[:, None]], dim=1))
 
 
-def draw(simulator: UserSimulator, scenarios: list[Scenario], seeds: int, trait: str | None, level: str) -> list[UserTurn]:
+def draw(
+    simulator: UserSimulator, scenarios: list[Scenario], seeds: int, trait: str | None, level: str
+) -> list[UserTurn]:
     """One turn per scenario and seed, all submitted at once."""
     queue: SimpleQueue[tuple[int, object]] = SimpleQueue()
     cases = [(scenario, seed) for seed in range(seeds) for scenario in scenarios]
     for i, (scenario, seed) in enumerate(cases):
         prepared = simulator.prepare(scenario.messages, {trait: level} if trait else None, seed=1000 + seed)
-        simulator.submit(prepared, lambda item, i=i: queue.put((i, item)))
+        simulator.submit(prepared, partial(lambda i, item: queue.put((i, item)), i))
     turns: dict[int, UserTurn] = {}
     while len(turns) < len(cases):
         i, item = queue.get()
@@ -137,7 +140,7 @@ def main() -> None:
     for condition in conditions:
         texts = [turn.text for turn in turns[condition]]
         kept = [sum(f.casefold() in t.casefold() for f in c.facts) for c, t in zip(contexts, texts, strict=True)]
-        row: dict[str, object] = {
+        row: dict[str, Any] = {
             "condition": condition or "unsteered",
             "turns": len(texts),
             "customer_like": sum(not is_role_flip(t) and not is_broken(t) for t in texts) / len(texts),
@@ -168,8 +171,8 @@ def main() -> None:
         for probe in probes:
             e = row["expression"][probe.trait]
             low, high = e["interval"]
-            own = row["condition"] == "unsteered"
-            text = f"{e['mean']:.2f}" if own else f"{e['difference']:+.2f} [{low:+.2f}, {high:+.2f}] AUC {e['auc']:.2f}"
+            baseline = row["condition"] == "unsteered"
+            text = f"{e['mean']:.2f}" if baseline else f"{e['difference']:+.2f} [{low:+.2f}, {high:+.2f}] AUC {e['auc']:.2f}"
             cells.append(f"[bold]{text}[/bold]" if row["condition"] == probe.trait else text)
         table.add_row(*cells)
     Console(width=200).print(table)

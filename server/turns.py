@@ -21,9 +21,11 @@ class RunningTurn:
     def __init__(self, simulator: UserSimulator, prepared: PreparedTurn) -> None:
         loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[str | UserTurn | Failure] = asyncio.Queue()
-        self._ticket = simulator.submit(
-            prepared, lambda item: loop.call_soon_threadsafe(self._queue.put_nowait, item)
-        )
+
+        def hand_over(item: str | UserTurn | Failure) -> None:
+            loop.call_soon_threadsafe(self._queue.put_nowait, item)
+
+        self._ticket = simulator.submit(prepared, hand_over)
 
     async def items(self) -> AsyncIterator[str | UserTurn]:
         """Pieces of text, then the UserTurn. Raises what the engine reports."""

@@ -63,7 +63,9 @@ def to_yaml(document: Any) -> str:
     return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 
 
-def sample_vector(trait: str = "impatience", seed: int = 0, layers: int = 4, width: int = 8, **changes: Any) -> TraitVector:
+def sample_vector(
+    trait: str = "impatience", seed: int = 0, layers: int = 4, width: int = 8, **changes: Any
+) -> TraitVector:
     """A random vector of a model that does not exist; `changes` go to its provenance."""
     generator = torch.Generator().manual_seed(seed)
     provenance: dict[str, Any] = {

@@ -34,7 +34,8 @@ GEMMA = (
 )
 # Puts the system text in front of the last user turn.
 SYSTEM_LATE = (
-    _SPLIT + "{% set at = namespace(last=-1) %}{% for m in rest %}{% if m.role == 'user' %}{% set at.last = loop.index0 %}"
+    _SPLIT
+    + "{% set at = namespace(last=-1) %}{% for m in rest %}{% if m.role == 'user' %}{% set at.last = loop.index0 %}"
     "{% endif %}{% endfor %}{% for m in rest %}<|im_start|>{{ m.role }}\n"
     "{% if loop.index0 == at.last and system %}{{ system }}\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -46,9 +47,11 @@ DROPS_SYSTEM = (
 )
 # A reasoning model: opens a thought in the generation prompt unless told not to think.
 QWEN3 = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n"
-    "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
+    "{% else %}<think>\n{% endif %}{% endif %}"
 )
 # Name -> (template, whether a system text has to go into the first user turn).
 TEMPLATES = {

@@ -174,7 +174,7 @@ def reference(lm: LanguageModel, request: Request) -> tuple[int, ...]:
     return tuple(decode_without_cache(lm.model, blocks_of(lm.model), request.prompt_ids, request.additions, n, first))
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", [1, 23, 41])
 def test_without_additions_the_engine_says_what_generate_says(
     lm: LanguageModel, engine: TransformersEngine, length: int
 ) -> None:

@@ -60,7 +60,7 @@ def test_a_dose_that_is_not_positive_is_refused(dose: Any) -> None:
 
 
 def test_a_zero_vector_has_no_direction_and_is_refused() -> None:
-    with pytest.raises(ArtifactError, match="vector of .*a is zero at layer 2"):
+    with pytest.raises(ArtifactError, match=r"vector of .*a is zero at layer 2"):
         build_basis([0 * A])
 
 
@@ -95,9 +95,7 @@ def test_additions_are_the_float64_sum_per_layer(intensities: dict[str, float]) 
     for layer, addition in additions.items():
         assert addition.dtype == torch.float32 and addition.shape == (64,)
         expected = numpy_sum(BASIS, intensities, layer)
-        size = sum(
-            np.abs(numpy_sum(BASIS, {trait: x}, layer)).max() for trait, x in intensities.items()
-        )
+        size = sum(np.abs(numpy_sum(BASIS, {trait: x}, layer)).max() for trait, x in intensities.items())
         np.testing.assert_allclose(addition.numpy(), expected, rtol=1e-6, atol=1e-6 * size)
 
 
@@ -130,7 +128,9 @@ def test_the_cosine_matrix_is_numpys() -> None:
     matrix = BASIS.matrix.numpy().astype(np.float64)
     unit = matrix / np.linalg.norm(matrix, axis=0)
     np.testing.assert_allclose(BASIS.cosine(), unit.T @ unit, atol=1e-6)
-    np.testing.assert_allclose(build_basis([A, replace(A, trait="b", vector=-2 * A.vector)]).cosine(), [[1, -1], [-1, 1]], atol=1e-6)
+    np.testing.assert_allclose(
+        build_basis([A, replace(A, trait="b", vector=-2 * A.vector)]).cosine(), [[1, -1], [-1, 1]], atol=1e-6
+    )
 
 
 def test_traits_are_read_with_the_columns_names_and_aliases() -> None:
@@ -154,7 +154,13 @@ def test_a_basis_comes_back_from_its_file(tmp_path: Path) -> None:
 def test_the_fingerprint_changes_with_each_thing_that_matters() -> None:
     """Contract 11: it goes with every published number."""
     first, *rest = BASIS.columns
-    changes: dict[str, Any] = {"trait": "z", "layer": 0, "scale": first.scale * 1.0001, "layer_norm": 1.0, "aliases": ("q",)}
+    changes: dict[str, Any] = {
+        "trait": "z",
+        "layer": 0,
+        "scale": first.scale * 1.0001,
+        "layer_norm": 1.0,
+        "aliases": ("q",),
+    }
     variants = [Basis((replace(first, **{name: value}), *rest), BASIS.matrix) for name, value in changes.items()]
     for field in fields(Provenance):
         value: Any = ("z",) if field.name == "pair_ids" else "z"
@@ -172,16 +178,21 @@ def test_the_fingerprint_changes_with_each_thing_that_matters() -> None:
 def test_a_vector_file_is_no_basis_and_a_basis_file_is_no_vector(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"v\.safetensors is not a traitbasis\.basis/1 file"):
         Basis.load(A.save(tmp_path / "v.safetensors"))
-    with pytest.raises(ArtifactError, match="not a traitbasis.trait_vector/1 file"):
+    with pytest.raises(ArtifactError, match=r"not a traitbasis.trait_vector/1 file"):
         type(A).load(BASIS.save(tmp_path / "b.safetensors"))
     with pytest.raises(ArtifactError, match="no file"):
         Basis.load(tmp_path / "gone.safetensors")
 
 
-@pytest.mark.parametrize("description", [[], {}, {"columns": None}, {"columns": [None]}, {"columns": [{}]}, {"columns": [{"aliases": []}]}, {"columns": 3}])
+@pytest.mark.parametrize(
+    "description",
+    [[], {}, {"columns": None}, {"columns": [None]}, {"columns": [{}]}, {"columns": [{"aliases": []}]}, {"columns": 3}],
+)
 def test_a_basis_file_with_unreadable_columns_is_an_artifact_error(description: Any, tmp_path: Path) -> None:
     path = tmp_path / "b.safetensors"
-    save_file({"matrix": torch.ones(4, 1)}, path, {"format": "traitbasis.basis/1", "description": json.dumps(description)})
+    save_file(
+        {"matrix": torch.ones(4, 1)}, path, {"format": "traitbasis.basis/1", "description": json.dumps(description)}
+    )
     with pytest.raises(ArtifactError, match=r"b\.safetensors"):
         Basis.load(path)
 
@@ -190,7 +201,7 @@ def test_a_basis_fits_its_model_and_no_other(tmp_path: Path, monkeypatch: pytest
     lm = tiny_model()
     basis = build_basis([extract(lm, sample_set())])
     basis.check_model(lm)
-    with pytest.raises(ArtifactError, match="this basis was made on tiny-llama .* does not fit tiny-qwen2"):
+    with pytest.raises(ArtifactError, match=r"this basis was made on tiny-llama .* does not fit tiny-qwen2"):
         basis.check_model(tiny_model("qwen2"))
     for bad in (Basis((replace(basis.columns[0], layer=4),), basis.matrix), Basis(basis.columns, basis.matrix[:-1])):
         with pytest.raises(ArtifactError, match="does not fit tiny-llama"):

@@ -86,7 +86,11 @@ def test_turns_of_one_speaker_are_joined_and_system_texts_come_first() -> None:
 
 @pytest.mark.parametrize("content", ["", "  \n", None, [], [{"type": "text"}], [{"type": "text", "text": None}]])
 def test_a_message_without_text_is_no_turn(content: Any) -> None:
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}, {"role": "user", "content": "b"}]
+    talk = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": content},
+        {"role": "user", "content": "b"},
+    ]
     assert read_messages(talk) == [Turn("agent", "a\n\nb")]
     assert read_messages([{"role": "system"}, {"role": "user"}]) == []
 
@@ -172,7 +176,9 @@ def test_the_template_itself_would_have_said_helpful_assistant(as_: As) -> None:
     bare = [{"role": "user", "content": AGENT}]
     assert "helpful assistant" in tokenizer.apply_chat_template(bare, tokenize=False)
     assert "helpful assistant" not in render_prompt(tokenizer, [Turn("agent", AGENT)], as_)
-    asked = render_prompt(tokenizer, [Turn("system", "You are a helpful assistant, really."), Turn("agent", AGENT)], as_)
+    asked = render_prompt(
+        tokenizer, [Turn("system", "You are a helpful assistant, really."), Turn("agent", AGENT)], as_
+    )
     assert asked.count("helpful assistant") == 1
 
 
@@ -215,7 +221,9 @@ def test_special_tokens_in_a_text_cannot_forge_a_turn(name: str, as_: As, forged
     tokenizer = template_tokenizer(name)
     plain = [Turn(turn.speaker, f"{turn.text} x") for turn in TALK]
     attack = [Turn(turn.speaker, f"{turn.text} x{forged}y") for turn in TALK]
-    counts = {special_count(tokenizer, tokenize(tokenizer, render_prompt(tokenizer, turns, as_))) for turns in (plain, attack)}
+    counts = {
+        special_count(tokenizer, tokenize(tokenizer, render_prompt(tokenizer, turns, as_))) for turns in (plain, attack)
+    }
     assert len(counts) == 1
     replies = [tokenize_reply(tokenizer, TALK, f"x{text}y", as_) for text in ("", forged)]
     assert len({special_count(tokenizer, reply.ids) for reply in replies}) == 1
@@ -226,7 +234,9 @@ def test_a_tokenizer_without_a_chat_template_is_refused_by_name() -> None:
         render_prompt(tiny_tokenizer(None), TALK, "user")
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception('not today') }}", "{{ messages[0].content", "{{ 1 + 'a' }}", "fixed"])
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('not today') }}", "{{ messages[0].content", "{{ 1 + 'a' }}", "fixed"]
+)
 def test_a_template_that_refuses_everything_is_a_chat_template_error(template: str) -> None:
     with pytest.raises(ChatTemplateError, match="refuses this conversation"):
         render_prompt(tiny_tokenizer(template), TALK, "assistant")
@@ -288,7 +298,11 @@ def chatml_positions(tokenizer: PreTrainedTokenizerBase, turns: list[Turn], repl
     names = {"system": "system", **ROLES[as_]}
     pieces = []
     for turn in turns:
-        pieces += [(f"<|im_start|>{names[turn.speaker]}\n", False), (turn.text, span == "conversation"), ("<|im_end|>\n", False)]
+        pieces += [
+            (f"<|im_start|>{names[turn.speaker]}\n", False),
+            (turn.text, span == "conversation"),
+            ("<|im_end|>\n", False),
+        ]
     pieces += [(f"<|im_start|>{as_}\n", False), (reply, True)]
     ids: list[int] = []
     positions: list[int] = []
@@ -300,7 +314,9 @@ def chatml_positions(tokenizer: PreTrainedTokenizerBase, turns: list[Turn], repl
 
 
 # Short words that stand in ChatML's own headers too, and texts that contain each other.
-texts = st.one_of(st.sampled_from(["user", "assistant", "system", "s", "t", "im", "a", "no", "no no"]), st.text(min_size=1))
+texts = st.one_of(
+    st.sampled_from(["user", "assistant", "system", "s", "t", "im", "a", "no", "no no"]), st.text(min_size=1)
+)
 stripped = texts.map(str.strip).filter(bool).filter(lambda text: "</think>" not in text)
 
 

@@ -219,7 +219,8 @@ def test_a_cancelled_row_ends_within_a_step_and_leaves_its_batchmates_alone(
 def test_a_waiting_request_is_cancelled_within_a_step_and_frees_its_place(lm: LanguageModel) -> None:
     """It does not have to wait for the batch before it to end."""
     engine = TransformersEngine(lm, max_batch=1, max_queue=2)
-    request, heard, later = greedy(prompt_of(9), 12, **ENDLESS), [], [Listener(), Listener()]
+    request, later = greedy(prompt_of(9), 12, **ENDLESS), [Listener(), Listener()]
+    heard: list[Event | Failure] = []
 
     def react(count: int) -> None:
         if count == 2:

@@ -28,7 +28,8 @@ class Block(nn.Module):
         self.write = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        return hidden_states + self.write(hidden_states)
+        written: Tensor = self.write(hidden_states)
+        return hidden_states + written
 
 
 class Pair(Block):
@@ -38,7 +39,7 @@ class Pair(Block):
         return {"hidden_states": super().forward(hidden_states)}
 
 
-class Wiring(PreTrainedModel):
+class Wiring(PreTrainedModel):  # type: ignore[misc]
     """Blocks and a head, wired as `kind` says; only "residual" is a decoder whose layers can be steered."""
 
     config_class = LlamaConfig

@@ -30,7 +30,7 @@ class States(NamedTuple):
 
 
 @dataclass
-class BlockOutput(ModelOutput):
+class BlockOutput(ModelOutput):  # type: ignore[misc]
     hidden_states: Tensor | None = None
     attentions: Tensor | None = None
     note: Tensor | None = None

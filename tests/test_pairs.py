@@ -23,7 +23,7 @@ GAP = 0.35
 
 def words(text: str) -> set[str]:
     """Counted in another way than the product counts: split at white space, strip marks."""
-    return {word.strip(".,;:?!\"()…—").lower() for word in text.replace("’", "'").replace("—", " ").split()} - {""}
+    return {word.strip('.,;:?!"()…—').lower() for word in text.replace("’", "'").replace("—", " ").split()} - {""}
 
 
 def raw_pairs(trait: str) -> list[dict[str, Any]]:
@@ -72,7 +72,22 @@ def test_an_independent_count_finds_no_give_away_either(trait: str) -> None:
     for signal in ("?", "!", "...", "…", "—"):
         gap = sum(signal in p["positive"] for p in pairs) - sum(signal in p["negative"] for p in pairs)
         assert abs(gap) / len(pairs) <= GAP, signal
-    for word in ("i", "please", "thanks", "now", "just", "not", "so", "what", "sure", "how", "the", "wait", "why", "and"):
+    for word in (
+        "i",
+        "please",
+        "thanks",
+        "now",
+        "just",
+        "not",
+        "so",
+        "what",
+        "sure",
+        "how",
+        "the",
+        "wait",
+        "why",
+        "and",
+    ):
         gap = sum(word in words(p["positive"]) for p in pairs) - sum(word in words(p["negative"]) for p in pairs)
         assert abs(gap) / len(pairs) <= GAP, word
 
@@ -100,7 +115,11 @@ def test_no_text_stands_in_two_splits_or_twice() -> None:
     for trait in TRAITS:
         for pair in raw_pairs(trait):
             where = f"{trait}/{pair['use']}/{pair['id']}"
-            for text in (pair["positive"], pair["negative"], *(turn["system"] for turn in pair["context"] if "system" in turn)):
+            for text in (
+                pair["positive"],
+                pair["negative"],
+                *(turn["system"] for turn in pair["context"] if "system" in turn),
+            ):
                 key = " ".join(sorted(words(text)))
                 assert key not in seen, f"{where} and {seen[key]} share {text[:60]!r}"
                 seen[key] = where
@@ -111,14 +130,18 @@ def test_the_evaluation_scenarios_share_no_context_with_the_pairs() -> None:
     assert len(scenarios) >= 8 and len({s["id"] for s in scenarios}) == len(scenarios)
     pairs = [pair for trait in TRAITS for pair in raw_pairs(trait)]
     told = [words(next(iter(pair["context"][0].values()))) for pair in pairs]
-    facts = {fact.lower() for pair in pairs for fact in pair["facts"] if any(c.isdigit() for c in fact) and len(fact) >= 5}
+    facts = {
+        fact.lower() for pair in pairs for fact in pair["facts"] if any(c.isdigit() for c in fact) and len(fact) >= 5
+    }
     turns = {" ".join(text.split()) for pair in pairs for turn in pair["context"] for who, text in turn.items()}
     for scenario in scenarios:
         assert scenario["context"][0].keys() == {"system"} and scenario["context"][-1].keys() == {"agent"}
         system = words(scenario["context"][0]["system"])
         assert all(len(system & other) / len(system | other) < 0.5 for other in told), scenario["id"]
         assert not facts & {fact.lower() for fact in scenario["facts"] if "-" in fact}, scenario["id"]
-        assert not turns & {" ".join(text.split()) for turn in scenario["context"] for text in turn.values()}, scenario["id"]
+        assert not turns & {" ".join(text.split()) for turn in scenario["context"] for text in turn.values()}, scenario[
+            "id"
+        ]
 
 
 # --- files that are wrong ---------------------------------------------------------------------------------------------
@@ -131,10 +154,19 @@ def without(mapping: dict[str, Any], key: str) -> dict[str, Any]:
 AGENT = {"agent": "Hello."}
 # (pair that replaces the second one, what the message says besides file and pair)
 WRONG_PAIRS: dict[str, tuple[dict[str, Any], str]] = {
-    **{f"no {field}": (without(sample_pair(1), field), field) for field in ("domain", "use", "context", "positive", "negative", "facts")},
+    **{
+        f"no {field}": (without(sample_pair(1), field), field)
+        for field in ("domain", "use", "context", "positive", "negative", "facts")
+    },
     "unknown field": (sample_pair(1, note="x"), "note"),
-    "fact missing on the positive side": (sample_pair(1, positive="Order now, I have waited long enough."), "positive does not contain the fact 'W1'"),
-    "fact missing on the negative side": (sample_pair(1, negative="Order W2 please, there is no hurry."), "negative does not contain the fact 'W1'"),
+    "fact missing on the positive side": (
+        sample_pair(1, positive="Order now, I have waited long enough."),
+        "positive does not contain the fact 'W1'",
+    ),
+    "fact missing on the negative side": (
+        sample_pair(1, negative="Order W2 please, there is no hurry."),
+        "negative does not contain the fact 'W1'",
+    ),
     "no facts": (sample_pair(1, facts=[]), "facts"),
     "fact that is a number": (sample_pair(1, facts=["W1", 4471]), "facts.1"),
     "facts that are one text": (sample_pair(1, facts="W1"), "facts"),
@@ -150,9 +182,15 @@ WRONG_PAIRS: dict[str, tuple[dict[str, Any], str]] = {
     "turn that is text": (sample_pair(1, context=["Hi."]), "context.0.*one speaker"),
     "turn without text": (sample_pair(1, context=[{"system": " "}, AGENT]), "context.*no text"),
     "turn whose text is a number": (sample_pair(1, context=[{"system": 7}, AGENT]), "context.0"),
-    "context ends with the customer": (sample_pair(1, context=[AGENT, {"customer": "Hi."}]), "context.*last turn must be the agent's"),
+    "context ends with the customer": (
+        sample_pair(1, context=[AGENT, {"customer": "Hi."}]),
+        "context.*last turn must be the agent's",
+    ),
     "context of system alone": (sample_pair(1, context=[{"system": "Hi."}]), "context.*last turn"),
-    "system not first": (sample_pair(1, context=[AGENT, {"system": "x"}, AGENT]), "context.*system turn can only come first"),
+    "system not first": (
+        sample_pair(1, context=[AGENT, {"system": "x"}, AGENT]),
+        "context.*system turn can only come first",
+    ),
     "empty context": (sample_pair(1, context=[]), "context"),
     "unknown use": (sample_pair(1, use="test"), "use"),
     "bad domain": (sample_pair(1, domain="Tele Health"), "domain"),
@@ -206,11 +244,29 @@ def test_a_wrong_file_is_reported_with_its_name_and_the_field(document: Any, say
 @pytest.mark.parametrize(
     "content",
     [
-        "", "# only a comment\n", "trait: [", "\t- a", "trait: &a [*b]", "!!python/object/apply:os.system ['true']", "a: 1\n---\nb: 2",
-        b"\xff\xfe\x00trait", b"trait: caf\xe9", "a: 2024-13-45", "a: !!int x", "a: !!float x", "a: !!timestamp x", "a: !!bool x",
-        "a: " + "9" * 5000, "[" * 3000, "a: &a [*a]", "pairs: &p [*p]", "? [a, b]\n: c", "a: \x00", "pairs: {? a}",
+        "",
+        "# only a comment\n",
+        "trait: [",
+        "\t- a",
+        "trait: &a [*b]",
+        "!!python/object/apply:os.system ['true']",
+        "a: 1\n---\nb: 2",
+        b"\xff\xfe\x00trait",
+        b"trait: caf\xe9",
+        "a: 2024-13-45",
+        "a: !!int x",
+        "a: !!float x",
+        "a: !!timestamp x",
+        "a: !!bool x",
+        "a: " + "9" * 5000,
+        "[" * 3000,
+        "a: &a [*a]",
+        "pairs: &p [*p]",
+        "? [a, b]\n: c",
+        "a: \x00",
+        "pairs: {? a}",
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_no_readable_yaml_is_a_pair_error_naming_it(content: str | bytes, tmp_path: Path) -> None:
     with pytest.raises(PairError, match=r"own\.yaml"):
         load_pairs(write(tmp_path, content))
@@ -247,17 +303,25 @@ def test_a_file_without_default_pairs_says_what_to_do() -> None:
     assert len(pair_set.for_extraction(1)) == 1
 
 
-scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.dates(), st.binary(max_size=4))
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.dates(), st.binary(max_size=4)
+)
 anything = st.recursive(
     scalars,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.one_of(st.text(max_size=5), st.integers()), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.one_of(st.text(max_size=5), st.integers()), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
-    changes=st.dictionaries(st.sampled_from(["trait", "definition", "opposite", "aliases", "pairs", "x"]), anything, max_size=2),
+    changes=st.dictionaries(
+        st.sampled_from(["trait", "definition", "opposite", "aliases", "pairs", "x"]), anything, max_size=2
+    ),
     pair=st.dictionaries(st.sampled_from([*sample_pair(), "x"]), anything, max_size=2),
     whole=st.one_of(st.none(), anything),
 )
@@ -271,7 +335,11 @@ def test_garbage_never_raises_anything_but_a_pair_error(changes: Any, pair: Any,
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=st.one_of(st.binary(max_size=60), st.text(alphabet="[]{}!&*?:-,#|>'\"\n\t %@`ab1~=<", max_size=40).map(str.encode)))
+@given(
+    content=st.one_of(
+        st.binary(max_size=60), st.text(alphabet="[]{}!&*?:-,#|>'\"\n\t %@`ab1~=<", max_size=40).map(str.encode)
+    )
+)
 def test_random_bytes_never_raise_anything_but_a_pair_error(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(PairError, match=r"own\.yaml"):
         load_pairs(write(tmp_path, content))
@@ -289,7 +357,15 @@ def test_a_turn_is_late_once_the_customer_has_spoken() -> None:
 def test_a_shortcut_is_the_share_of_positives_minus_the_share_of_negatives() -> None:
     texts = [("W0 Now, don’t!", "W0 later, no."), ("W1 now", "W1, now"), ("W2 NOW... ok", "W2 … ok"), ("W3 a", "W3 b")]
     pairs = [load_pair(sample_pair(i, positive=p, negative=n)) for i, (p, n) in enumerate(texts)]
-    assert lexical_shortcuts(pairs, 0.2) == {"now": 0.5, "!": 0.25, "a": 0.25, "b": -0.25, "don't": 0.25, "later": -0.25, "no": -0.25}
+    assert lexical_shortcuts(pairs, 0.2) == {
+        "now": 0.5,
+        "!": 0.25,
+        "a": 0.25,
+        "b": -0.25,
+        "don't": 0.25,
+        "later": -0.25,
+        "no": -0.25,
+    }
     assert lexical_shortcuts(pairs, 0.25) == {"now": 0.5}
     assert lexical_shortcuts([]) == {}
 

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from traitbasis.basis import Basis, build_basis
 from traitbasis.chat import read_messages, render_prompt, tokenize
 from traitbasis.extract import extract
-from traitbasis.metrics.fidelity import TraitProbe, preference_shift
+from traitbasis.metrics.fidelity import TraitProbe, preference
 from traitbasis.model import LanguageModel
 from traitbasis.pairs import known_traits, load_pairs
 from traitbasis.simulator import UserSimulator
@@ -61,12 +61,12 @@ def test_steering_makes_held_out_wording_of_the_trait_likelier(
 ) -> None:
     """Positive control (fault 8): on pairs the vector was not made from, + raises and − lowers the preference for
     the trait's wording, and more raises it more at these doses."""
-    pairs = load_pairs(trait).select("heldout")
-    shift = {
-        intensity: float(preference_shift(real, pairs, real_basis.additions({trait: intensity}), "user").mean())
-        for intensity in (-0.5, 0.5, 1.0)
-    }
-    assert shift[-0.5] < 0 < shift[0.5] < shift[1.0], shift
+    pairs = load_pairs(trait).select("heldout")[::2]
+    less, none, some, more = (
+        float(preference(real, pairs, real_basis.additions({trait: intensity}), "user").mean())
+        for intensity in (-0.5, 0, 0.5, 1.0)
+    )
+    assert less < none < some < more
 
 
 @pytest.mark.parametrize("trait", known_traits())

@@ -14,7 +14,7 @@ import pytest
 from samples import sample_set
 from tiny import tiny_model
 
-from traitbasis.basis import Basis, build_basis
+from traitbasis.basis import DEFAULT_DOSE, Basis, build_basis
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.extract import extract
 from traitbasis.model import LanguageModel
@@ -31,7 +31,9 @@ def lm() -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def basis(lm: LanguageModel) -> Basis:
-    return build_basis([extract(lm, sample_set(trait=trait)) for trait in ("impatience", "confusion")], layer={"confusion": 1})
+    return build_basis(
+        [extract(lm, sample_set(trait=trait)) for trait in ("impatience", "confusion")], layer={"confusion": 1}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +70,15 @@ def test_without_a_seed_one_is_derived_from_all_that_makes_the_request(user: Use
 
 def test_the_same_request_in_other_words_has_the_same_seed(user: UserSimulator) -> None:
     said = derived(user, traits={"impatience": "high", "confusion": 0.5})
-    assert said == derived(user, traits="confusion-low+impatience_x-1.5") == derived(user, traits={"impatience": 1.5, "confusion": 0.5})
-    parts = [{"role": "developer", "content": [{"type": "text", "text": TALK[0]["content"]}]}, {**TALK[1], "name": "agent"}]
+    assert (
+        said
+        == derived(user, traits="confusion-low+impatience_x-1.5")
+        == derived(user, traits={"impatience": 1.5, "confusion": 0.5})
+    )
+    parts = [
+        {"role": "developer", "content": [{"type": "text", "text": TALK[0]["content"]}]},
+        {**TALK[1], "name": "agent"},
+    ]
     assert derived(user, parts) == derived(user) == derived(user, temperature=0.7, trial=0)
 
 
@@ -103,7 +112,8 @@ def test_sixteen_threads_get_what_each_gets_alone(user: UserSimulator) -> None:
     """Contracts 3 and 9; fault 34: traits of +k, -k and none take turns."""
     traits = [{"impatience": 2.0}, {"impatience": -2.0}, None, {"confusion": 2.0, "impatience": 1.0}]
     jobs = [
-        (LONGER if i % 3 else TALK, traits[i % 4], {"seed": i // 2, "max_tokens": 8 + i, "temperature": float(i % 2)}) for i in range(16)
+        (LONGER if i % 3 else TALK, traits[i % 4], {"seed": i // 2, "max_tokens": 8 + i, "temperature": float(i % 2)})
+        for i in range(16)
     ]
 
     def reply(job: Any) -> UserTurn:
@@ -121,9 +131,14 @@ def test_a_turn_says_what_made_it(user: UserSimulator) -> None:
     """Contract 11."""
     turn = user.reply(TALK, "impatience-high+confusion-0", seed=7, max_tokens=6)
     assert turn.intensities == {"impatience": 1.5} and turn.seed == 7 and turn.sampling.max_tokens == 6
-    assert turn.dose == pytest.approx(1.5 * 0.4, rel=1e-5)
+    assert turn.dose == pytest.approx(1.5 * DEFAULT_DOSE, rel=1e-5)
     made = user.provenance
-    assert (made["model"], made["basis"], made["as"], made["dtype"]) == ("tiny-llama", user.basis.fingerprint, "user", "float32")
+    assert (made["model"], made["basis"], made["as"], made["dtype"]) == (
+        "tiny-llama",
+        user.basis.fingerprint,
+        "user",
+        "float32",
+    )
     assert made["engine"] == "TransformersEngine" and set(made["versions"]) == {"traitbasis", "transformers", "torch"}
 
 

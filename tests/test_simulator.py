@@ -83,7 +83,13 @@ def live(lm: LanguageModel, basis: Basis, *scripts: Any, **options: Any) -> Iter
 def test_a_good_turn_is_passed_on_as_it_is(scripted: Scripted) -> None:
     user, engine = scripted(Script([" Where ", "is it?\n"]))
     turn = user.reply(TALK, seed=3)
-    assert (turn.text, turn.finish, turn.tries, turn.rejected, turn.failed_guard) == ("Where is it?", "stop", 1, {}, None)
+    assert (turn.text, turn.finish, turn.tries, turn.rejected, turn.failed_guard) == (
+        "Where is it?",
+        "stop",
+        1,
+        {},
+        None,
+    )
     assert turn.completion_tokens == 2 and turn.prompt_tokens == len(engine.requests[0].prompt_ids)
     assert str(turn) == "Where is it?" and turn.seed == 3 and len(engine.requests) == 1
 
@@ -289,11 +295,26 @@ def test_an_unknown_sampling_field_names_the_known_ones(scripted: Scripted) -> N
 @pytest.mark.parametrize(
     "bad",
     [
-        {"temperature": -0.1}, {"temperature": float("nan")}, {"temperature": "hot"}, {"temperature": None}, {"temperature": True},
-        {"top_p": 0}, {"top_p": 1.1}, {"top_k": -1}, {"top_k": 1.5}, {"max_tokens": 0}, {"max_tokens": 2.5}, {"max_tokens": "9"},
-        {"stop": ("",)}, {"stop": "word"}, {"stop": (1,)}, {"stop": None}, {"seed": 1.5}, {"seed": "7"},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": "hot"},
+        {"temperature": None},
+        {"temperature": True},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"top_k": -1},
+        {"top_k": 1.5},
+        {"max_tokens": 0},
+        {"max_tokens": 2.5},
+        {"max_tokens": "9"},
+        {"stop": ("",)},
+        {"stop": "word"},
+        {"stop": (1,)},
+        {"stop": None},
+        {"seed": 1.5},
+        {"seed": "7"},
     ],
-)  # fmt: skip
+)
 def test_a_bad_value_is_a_request_error_naming_the_field(bad: dict[str, Any], scripted: Scripted) -> None:
     user, engine = scripted("x")
     with pytest.raises(RequestError, match=next(iter(bad))):
@@ -314,7 +335,9 @@ def test_any_whole_number_is_a_seed(seed: int, scripted: Scripted) -> None:
     assert engine.requests[0].seed == seed % 2**63
 
 
-def test_the_default_instruction_stands_in_only_for_a_missing_system_message(scripted: Scripted, lm: LanguageModel) -> None:
+def test_the_default_instruction_stands_in_only_for_a_missing_system_message(
+    scripted: Scripted, lm: LanguageModel
+) -> None:
     user, _ = scripted("x")
 
     def prompt(messages: list[dict[str, str]]) -> str:

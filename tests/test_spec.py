@@ -21,7 +21,9 @@ def parse(traits: Any) -> dict[str, float]:
     return parse_traits(traits, KNOWN, ALIASES)
 
 
-@pytest.mark.parametrize("nothing", [None, "", {}, "impatience-off", "impatience-0", {"impatience": None}, "skeptical-none"])
+@pytest.mark.parametrize(
+    "nothing", [None, "", {}, "impatience-off", "impatience-0", {"impatience": None}, "skeptical-none"]
+)
 def test_nothing_asked_for_is_an_empty_mapping(nothing: Any) -> None:
     assert parse(nothing) == {}
 
@@ -74,7 +76,8 @@ def test_an_intensity_must_be_a_level_or_a_number(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["impatience high", "impatience-", "-high", "+", "impatience++confusion", "impatience-1e-3", "1-impatience", "é"]
+    "spec",
+    ["impatience high", "impatience-", "-high", "+", "impatience++confusion", "impatience-1e-3", "1-impatience", "é"],
 )
 def test_unreadable_text_shows_how_to_write_it(spec: str) -> None:
     with pytest.raises(TraitSpecError, match="such as impatience-high"):
@@ -89,7 +92,12 @@ def test_traits_are_text_or_a_mapping(traits: Any) -> None:
 
 @pytest.mark.parametrize(
     "traits",
-    ["impatience-low+impatience-high", "impatience+impatient-0.5", {"impatience": 1, "Impatience": 2}, "impatience-0+impatient"],
+    [
+        "impatience-low+impatience-high",
+        "impatience+impatient-0.5",
+        {"impatience": 1, "Impatience": 2},
+        "impatience-0+impatient",
+    ],
 )
 def test_a_trait_given_twice_is_refused(traits: Any) -> None:
     with pytest.raises(TraitSpecError, match=r"'impatience' is given twice"):
@@ -114,7 +122,8 @@ def test_the_text_form_reads_back_exactly(intensities: dict[str, float]) -> None
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(1.5, "1.5"), (1.0, "1"), (-0.5, "-0.5"), (10, "10"), (1 / 3, "0.3333333333333333"), (1e-7, "0.0000001")]
+    ("value", "text"),
+    [(1.5, "1.5"), (1.0, "1"), (-0.5, "-0.5"), (10, "10"), (1 / 3, "0.3333333333333333"), (1e-7, "0.0000001")],
 )
 def test_the_text_form_is_what_a_person_would_write(value: float, text: str) -> None:
     assert format_traits({"impatience": value}) == f"impatience-{text}"

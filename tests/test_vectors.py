@@ -30,7 +30,9 @@ from traitbasis.trait_vector import Provenance, TraitVector
 def block_outputs(lm: LanguageModel, ids: list[int]) -> list[np.ndarray[Any, Any]]:
     """What every block puts out for one row, alone and unpadded: ``output_hidden_states``, and a hook for the last."""
     last: list[torch.Tensor] = []
-    handle = lm.layers[-1].register_forward_hook(lambda m, a, out: last.append(out if isinstance(out, torch.Tensor) else out[0]))
+    handle = lm.layers[-1].register_forward_hook(
+        lambda m, a, out: last.append(out if isinstance(out, torch.Tensor) else out[0])
+    )
     with torch.no_grad():
         states = lm.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
     handle.remove()
@@ -89,9 +91,15 @@ def test_the_direction_is_d_when_positives_are_negatives_plus_d(n: int) -> None:
     d = torch.linspace(-1, 2, WIDTH)
     texts = ["where is it", "i would wait and wait for order after order"]
     pairs = [
-        sample_pair(i, context=[{"agent": ["HELLO", "say"][i]}], facts=["i"], negative=text.replace(" ", ""), positive=text.replace(" ", "").upper())
+        sample_pair(
+            i,
+            context=[{"agent": ["HELLO", "say"][i]}],
+            facts=["i"],
+            negative=text.replace(" ", ""),
+            positive=text.replace(" ", "").upper(),
+        )
         for i, text in enumerate(texts[:n])
-    ]  # fmt: skip
+    ]
     vector = extract(echoing_model(d), PairSet.model_validate(sample_document(*pairs)))
     torch.testing.assert_close(vector.vector, d.expand(LAYERS, WIDTH), rtol=1e-5, atol=1e-5)
     if n > 1:
@@ -126,7 +134,11 @@ def test_the_pairs_that_count_are_the_ones_asked_for() -> None:
 
 def test_span_and_header_change_the_vector() -> None:
     lm, pair_set = tiny_model(), sample_set()
-    vectors = [extract(lm, pair_set, span=span, as_=as_).vector for span in ("response", "conversation") for as_ in ("user", "assistant")]  # type: ignore[arg-type]
+    vectors = [
+        extract(lm, pair_set, span=span, as_=as_).vector
+        for span in ("response", "conversation")
+        for as_ in ("user", "assistant")
+    ]  # type: ignore[arg-type]
     assert all(not torch.allclose(vectors[i], vectors[j]) for i in range(4) for j in range(i))
 
 
@@ -211,7 +223,9 @@ def test_the_file_is_ordinary_safetensors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", ["replace", "fdopen"])
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(failing: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    failing: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "v.safetensors"
     before = sample_vector(seed=1).save(path).read_bytes()
 
@@ -226,11 +240,15 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(failing: str, e
     assert [entry.name for entry in tmp_path.iterdir()] == ["v.safetensors"] and path.read_bytes() == before
 
 
-def write_vector(path: Path, *, kind: Any = "traitbasis.trait_vector/1", description: Any = None, **changes: Any) -> None:
+def write_vector(
+    path: Path, *, kind: Any = "traitbasis.trait_vector/1", description: Any = None, **changes: Any
+) -> None:
     vector = sample_vector()
     tensors = {"vector": vector.vector, "layer_norms": vector.layer_norms, "agreement": vector.agreement, **changes}
     metadata = {"format": kind, "description": description if description is not None else "{}"}
-    save_file({k: v for k, v in tensors.items() if v is not None}, path, {k: v for k, v in metadata.items() if v is not None})
+    save_file(
+        {k: v for k, v in tensors.items() if v is not None}, path, {k: v for k, v in metadata.items() if v is not None}
+    )
 
 
 @pytest.mark.parametrize("damage", ["truncated", "text", "empty", "pickle", "flipped header"])
@@ -240,7 +258,9 @@ def test_a_damaged_file_is_an_artifact_error_naming_it(damage: str, tmp_path: Pa
     if damage == "pickle":
         torch.save({"vector": torch.ones(2)}, path)
     else:
-        path.write_bytes({"truncated": data[:-9], "text": b"hello", "empty": b"", "flipped header": b"\xff" * 8 + data[8:]}[damage])
+        path.write_bytes(
+            {"truncated": data[:-9], "text": b"hello", "empty": b"", "flipped header": b"\xff" * 8 + data[8:]}[damage]
+        )
     with pytest.raises(ArtifactError, match=r"v\.safetensors"):
         TraitVector.load(path)
 

@@ -1,4 +1,4 @@
-"""Tiny random models of several architectures and a byte-level tokenizer, built here: no download, a few milliseconds."""
+"""Tiny random models of several architectures and a byte-level tokenizer, built here in milliseconds: no download."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
@@ -19,7 +20,6 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
-from transformers import AutoModelForCausalLM
 
 from traitbasis.model import LanguageModel, prepare_model
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -188,7 +187,7 @@ def chat(
     basis: BasisFile = None,
     instruction: Annotated[
         str, typer.Option(help="Who the customer is and what they want.")
-    ] = "You are a customer of an online shop. Your order #W4417 for a blue desk lamp is 6 days late. You want a refund.",
+    ] = "You are a customer of an online shop. Your order #W4417, a desk lamp, is 6 days late. You want a refund.",
     seed: Annotated[int | None, typer.Option(help="Repeat a conversation.")] = None,
     as_: HeaderOfBasis = None,
     device: Device = "auto",
@@ -238,7 +237,7 @@ def serve(
 
     lm = _load(model, device, dtype)
     with UserSimulator(lm, basis, as_=as_, engine=TransformersEngine(lm, max_batch=max_batch)) as simulator:
-        err.print(f"traits: {', '.join(simulator.basis.traits)}; model ids: steered-user, steered-user@impatience-high …")
+        err.print(f"traits: {', '.join(simulator.basis.traits)}; model ids: steered-user, steered-user@<traits>")
         uvicorn.run(create_app(simulator), host=host, port=port, log_level="info")
 
 
@@ -288,7 +287,8 @@ def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _print_basis(basis: Any) -> None:
-    table = Table("trait", "layer", "scale", "dose of medium", "pairs", title=f"basis {basis.fingerprint} of {basis.model}")
+    title = f"basis {basis.fingerprint} of {basis.model}"
+    table = Table("trait", "layer", "scale", "dose of medium", "pairs", title=title)
     for column in basis.columns:
         table.add_row(
             column.trait,

@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor, nn
 
 
-
 @contextmanager
 def record(
     layers: Sequence[nn.Module],

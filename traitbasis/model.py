@@ -48,7 +48,7 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return torch.device(self.model.device)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -90,7 +90,8 @@ class LanguageModel:
             arguments["logits_to_keep"] = 1
         with torch.inference_mode():
             output = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, **arguments)
-        return output.logits[:, -1:] if last_only else output.logits
+        logits: Tensor = output.logits
+        return logits[:, -1:] if last_only else logits
 
     @cached_property
     def _forward_arguments(self) -> frozenset[str]:

@@ -19,8 +19,18 @@ from typing import Any
 
 from traitbasis.basis import Basis, find_basis
 from traitbasis.chat import As, Turn, read_messages, render_prompt, tokenize
-from traitbasis.engines.base import Collector, Engine, Event, Failure, Finish, Generation, Positions, Request, Sampling
-from traitbasis.engines.base import Ticket
+from traitbasis.engines.base import (
+    Collector,
+    Engine,
+    Event,
+    Failure,
+    Finish,
+    Generation,
+    Positions,
+    Request,
+    Sampling,
+    Ticket,
+)
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.errors import EngineBusyError, EngineError, RequestError
 from traitbasis.guards import GUARDS, Guard, failed_guard

@@ -156,7 +156,7 @@ class TraitVector:
             writer.write_kv_data_to_file()
             writer.write_tensors_to_file()
             writer.close()
-            os.replace(temporary, path)
+            temporary.replace(path)
         return path
 
 
@@ -177,8 +177,8 @@ def write_safetensors(path: str | Path, kind: str, tensors: Mapping[str, Tensor]
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -19,14 +19,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-from transformers import PreTrainedTokenizerBase
+from transformers import (
+    DynamicCache,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from traitbasis.engines.base import Event, Failure, Finish, Listener, Request
 from traitbasis.errors import EngineBusyError, EngineError, RequestError
 from traitbasis.hooks import steer
 from traitbasis.model import LanguageModel, pad_left
-
 
 # Logits divided by less overflow float32; what is drawn is the most likely token long before.
 _COLDEST = 1e-5

@@ -41,10 +41,13 @@ class TraitProbe:
 
     @classmethod
     def from_held_out(cls, lm: LanguageModel, pair_set: PairSet, layer: int, as_: As = "user") -> TraitProbe:
-        """Make a probe from the ``heldout`` pairs and check it on all the others. Raises PairError when there are none."""
+        """Make a probe from the ``heldout`` pairs and check it on all the others.
+
+        Raises PairError when no pair is held out.
+        """
         made_from = pair_set.select("heldout")
         if not made_from:
-            raise PairError(f"{pair_set.trait}: no pair is marked 'use: heldout', so nothing independent can measure it")
+            raise PairError(f"{pair_set.trait}: no pair is marked 'use: heldout'; nothing independent can measure it")
         positive, negative = _sides(lm, made_from, layer, as_)
         difference = positive.mean(0) - negative.mean(0)
         direction = difference / difference.square().sum()
@@ -68,23 +71,19 @@ def score(
     return {probe.trait: means[:, probe.layer] @ probe.direction - probe.offset for probe in probes}
 
 
-def preference_shift(lm: LanguageModel, pairs: Sequence[Pair], additions: Mapping[int, Tensor], as_: As) -> Tensor:
-    """How far steering moves the model's own preference, ``(n,)`` nats per token.
+def preference(lm: LanguageModel, pairs: Sequence[Pair], additions: Mapping[int, Tensor], as_: As) -> Tensor:
+    """How much likelier the trait's wording is to the model than its absence, ``(n,)`` nats per token.
 
-    For each pair: mean log-probability of the positive response's tokens minus that of the negative's, under steering,
-    minus the same unsteered. Above 0, steering makes the trait's wording likelier than its absence. Nothing is sampled, so
-    there is no noise; `pairs` should be held out. The prompt is clean and the response's positions are steered, from the
-    last prompt position on (contract 4). additions: ``(d_model,)`` float32 by layer.
+    For each pair: mean log-probability of the positive response's tokens minus that of the negative's, under steering
+    with `additions`, ``(d_model,)`` float32 by layer. Compare it with the unsteered one, ``additions={}``. Nothing is
+    sampled, so there is no noise; `pairs` should be held out. The prompt is clean and the response's positions are
+    steered, from the last prompt position on (contract 4).
     """
 
-    def preference(pair: Pair, additions: Mapping[int, Tensor]) -> float:
-        positive, negative = (
-            _mean_logprob(lm, tokenize_reply(lm.tokenizer, pair.context, text, as_), additions)
-            for text in (pair.positive, pair.negative)
-        )
-        return positive - negative
+    def mean_logprob(pair: Pair, text: str) -> float:
+        return _mean_logprob(lm, tokenize_reply(lm.tokenizer, pair.context, text, as_), additions)
 
-    return torch.tensor([preference(pair, additions) - preference(pair, {}) for pair in pairs])
+    return torch.tensor([mean_logprob(pair, pair.positive) - mean_logprob(pair, pair.negative) for pair in pairs])
 
 
 def auc(positive: Tensor, negative: Tensor) -> float:

@@ -17,9 +17,11 @@ _AGENT_PHRASES = re.compile(
   | i\s+can\s+(?:help|assist)\s+you
   | thank\s+you\s+for\s+(?:contacting|reaching|calling|your\s+(?:patience|inquiry|interest|order|business|purchase))
   | (?:glad|happy)\s+(?:that\s+)?you\s+(?:reached|contacted|called|asked)
-  | (?:our|my)\s+(?:team|support|customer\s+(?:service|support)|representatives?|agents?|policy|system|records)\b
+  | \b(?:our|my)\s+(?:team|support|customer\s+(?:service|support)|representatives?|agents?)\b
+  | \bour\s+(?:policy|system|records)\b
   | (?:could|can|would)\s+you\s+(?:please\s+)?(?:provide|share|give|confirm|tell)\s+(?:me\s+|us\s+)?(?:with\s+)?your\b
-  | (?:please\s+)?(?:provide|confirm|share)\s+(?:me\s+|us\s+)?(?:with\s+)?your\s+(?:name|order|account|email|phone|address|booking|full)
+  | (?:provide|confirm|share)\s+(?:me\s+|us\s+)?(?:with\s+)?your\s+
+    (?:name|order|account|email|phone|address|booking|full)
   | (?:we|i)\s+(?:apologi[sz]e|are\s+sorry)\s+for\s+(?:the|any)\s+inconvenience
   | you\s+are\s+(?:a|the)\s+customer
   | is\s+there\s+anything\s+else\s+(?:i|we)\s+can
@@ -31,5 +33,5 @@ _AGENT_PHRASES = re.compile(
 
 
 def is_role_flip(text: str) -> bool:
-    """Whether a turn speaks as the agent (or repeats the instruction's "you are a customer") and not as the customer."""
+    """Whether a turn speaks as the agent, or repeats the instruction's "you are a customer"."""
     return bool(_AGENT_PHRASES.search(text.replace("’", "'")))
