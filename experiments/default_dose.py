@@ -124,7 +124,7 @@ def main() -> None:
     probes = [TraitProbe.from_held_out(lm, pairs, layers[trait], basis.as_) for trait, pairs in pair_sets.items()]
     scenarios = read_scenarios(arguments.scenarios)
 
-    simulator = UserSimulator(lm, basis, engine=TransformersEngine(lm, max_batch=len(scenarios)))
+    simulator = UserSimulator(lm, basis, engine=TransformersEngine(lm, max_batch=48))
     conditions: list[str | None] = [None, *pair_sets, "random"]
     turns = {
         condition: draw(simulator, scenarios, arguments.seeds, condition, arguments.level)
