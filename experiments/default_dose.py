@@ -172,7 +172,11 @@ def main() -> None:
             e = row["expression"][probe.trait]
             low, high = e["interval"]
             baseline = row["condition"] == "unsteered"
-            text = f"{e['mean']:.2f}" if baseline else f"{e['difference']:+.2f} [{low:+.2f}, {high:+.2f}] AUC {e['auc']:.2f}"
+            text = (
+                f"{e['mean']:.2f}"
+                if baseline
+                else f"{e['difference']:+.2f} [{low:+.2f}, {high:+.2f}] AUC {e['auc']:.2f}"
+            )
             cells.append(f"[bold]{text}[/bold]" if row["condition"] == probe.trait else text)
         table.add_row(*cells)
     Console(width=200).print(table)

@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from traitbasis.errors import RequestError
 from traitbasis.simulator import UserSimulator, UserTurn
+from traitbasis.spec import format_traits
 
 from . import turns
 from .errors import UnknownModelError, describe
@@ -33,6 +34,7 @@ def router(simulator: UserSimulator, model_id: str) -> APIRouter:
     def metadata(turn: UserTurn) -> dict[str, Any]:
         return {
             "traits": turn.intensities,
+            "spec": format_traits(turn.intensities),
             "dose": round(turn.dose, 4),
             "seed": turn.seed,
             "sampling": asdict(turn.sampling),

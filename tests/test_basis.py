@@ -190,9 +190,8 @@ def test_a_vector_file_is_no_basis_and_a_basis_file_is_no_vector(tmp_path: Path)
 )
 def test_a_basis_file_with_unreadable_columns_is_an_artifact_error(description: Any, tmp_path: Path) -> None:
     path = tmp_path / "b.safetensors"
-    save_file(
-        {"matrix": torch.ones(4, 1)}, path, {"format": "traitbasis.basis/1", "description": json.dumps(description)}
-    )
+    whole = {"format": "traitbasis.basis/1", **description} if isinstance(description, dict) else description
+    save_file({"matrix": torch.ones(4, 1)}, path, {"traitbasis": json.dumps(whole)})
     with pytest.raises(ArtifactError, match=r"b\.safetensors"):
         Basis.load(path)
 

@@ -191,6 +191,16 @@ def test_the_header_before_the_reply_is_the_one_asked_for() -> None:
     assert late.endswith(f"<|im_start|>user\n{SYSTEM}\n\n"), "the reply still comes last"
 
 
+def test_a_template_that_drops_old_thoughts_still_takes_the_conversation() -> None:
+    """An agent that leaks its thinking must not cost the harness its episode."""
+    drops = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    )
+    talk = [Turn("system", "A customer."), Turn("agent", "<think>They want a refund.</think>Your order number?")]
+    prompt = render_prompt(tiny_tokenizer(drops), talk, "user")
+    assert "Your order number?" in prompt and "refund" not in prompt
+
+
 @both_headers
 def test_a_reasoning_template_is_not_left_inside_a_thought(as_: As) -> None:
     prompt = render_prompt(template_tokenizer("qwen3"), TALK, as_)

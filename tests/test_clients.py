@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from serving import serving
-
 from traitbasis.server import create_app
+
 from traitbasis.simulator import UserSimulator
 
 MODEL = "steered-user@impatience-high+skeptical-0.5"

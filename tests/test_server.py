@@ -17,12 +17,12 @@ import pytest
 import torch
 from serving import serving
 from tiny import LAYERS, WIDTH, tiny_model
+from traitbasis.server import create_app
 
 from traitbasis.basis import Basis, build_basis
 from traitbasis.engines.base import Event, Failure, Listener, Request, Sampling
 from traitbasis.errors import EngineBusyError, EngineError
 from traitbasis.model import LanguageModel
-from traitbasis.server import create_app
 from traitbasis.simulator import UserSimulator
 from traitbasis.trait_vector import Provenance, TraitVector
 
@@ -95,7 +95,8 @@ def test_a_reply_has_the_shape_of_a_chat_completion(client: httpx.Client) -> Non
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
     assert body["system_fingerprint"].startswith("tb-")
     made_by = body["traitbasis"]
-    assert made_by["traits"] == {"impatience": 1.5} and made_by["dose"] == pytest.approx(3.0, abs=1e-3)
+    assert made_by["traits"] == {"impatience": 1.5} and made_by["spec"] == "impatience-1.5"
+    assert made_by["dose"] == pytest.approx(3.0, abs=1e-3)
     assert {"model", "model_fingerprint", "basis", "seed", "sampling", "engine", "versions", "tries"} <= made_by.keys()
 
 
@@ -127,7 +128,8 @@ def test_every_trait_channel_says_the_same(client: httpx.Client) -> None:
     steered = content(ask(client, model="steered-user@impatience-1.5+skeptical-0.5", **greedy))
     assert steered != plain
     mapping = {"impatience": "high", "skepticism": "0.5"}
-    for body in ({"traits": mapping}, {"trait_dict": mapping}, {"trait": mapping}, {"traits": "impatience-high+skeptical-low"}):
+    text = "impatience-high+skeptical-low"
+    for body in ({"traits": mapping}, {"trait_dict": mapping}, {"trait": mapping}, {"traits": text}):
         assert content(ask(client, **body, **greedy)) == steered
 
 
@@ -147,6 +149,8 @@ def test_traits_in_the_body_win_over_the_model_name(client: httpx.Client) -> Non
         ({"model": "steered-user@impatience-"}, 400, "traits", ["impatience-"]),
         ({"traits": {"impatience": "very"}}, 400, "traits", ["very", "low", "high"]),
         ({"traits": [1]}, 400, "traits", ["[1]"]),
+        ({"traits": {"impatience": 1e300}}, 400, "traits", ["impatience", "at most 10"]),
+        ({"traits": {"impatience": -50}}, 400, "traits", ["impatience--50", "100 times"]),
         ({"model": "gpt-4o"}, 404, "model", ["gpt-4o", "steered-user"]),
         ({"messages": []}, 400, None, ["messages"]),
         ({"messages": "hello"}, 400, "messages", ["list"]),
@@ -205,7 +209,7 @@ def test_what_harnesses_send_beside_the_protocol_is_ignored(client: httpx.Client
         {"role": "tool", "tool_call_id": "1", "content": "done"},
         {"role": "user"},
     ]
-    extras = {"tools": [], "tool_choice": "none", "logprobs": True, "reasoning_effort": "low", "user": "u", "cache_key": 1}
+    extras = {"tools": [], "tool_choice": "none", "logprobs": True, "reasoning_effort": "low", "cache_key": 1}
     response = client.post(
         "/v1/chat/completions",
         json={"model": "steered-user", "messages": messages, **extras},
@@ -265,6 +269,32 @@ def test_steering_endpoints_answer_as_the_harness_contract_says(client: httpx.Cl
     assert response.json()["response"] == content(same)
     unknown = client.post(path, json={**body, "trait_dict": {"greed": "high"}})
     assert unknown.status_code == 400 and "impatience" in unknown.json()["error"]["message"]
+
+
+def test_every_forward_of_a_reply_is_steered_but_the_prompts_at_every_entry_point(
+    client: httpx.Client, simulator: UserSimulator
+) -> None:
+    """Fault 31, contract 4: how many hooks of ours the steered layer has when each forward of the model begins."""
+    traits = {"impatience": "high"}
+    entry_points = {
+        "chat": lambda: ask(client, traits=traits),
+        "stream": lambda: ask(client, traits=traits, stream=True).read(),
+        "model name": lambda: ask(client, model="steered-user@impatience-high"),
+        "steer_tau": lambda: client.post("/steer_tau", json={"messages": MESSAGES, "trait_dict": traits}),
+        "steer_bare": lambda: client.post("/steer_bare", json={"messages": MESSAGES, "trait_dict": traits}),
+        "reply": lambda: simulator.reply(MESSAGES, traits),
+        "Python stream": lambda: list(simulator.stream(MESSAGES, traits)),
+    }
+    layer = simulator.lm.layers[simulator.basis.columns[0].layer]
+    hooks: list[int] = []
+    handle = simulator.lm.model.register_forward_pre_hook(lambda *_: hooks.append(len(layer._forward_hooks)))
+    try:
+        for name, call in entry_points.items():
+            hooks.clear()
+            call()
+            assert hooks[0] == 0 and len(hooks) > 2 and set(hooks[1:]) == {1}, name
+    finally:
+        handle.remove()
 
 
 class StubbornEngine:

@@ -218,7 +218,7 @@ def test_the_file_is_ordinary_safetensors(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
     with safe_open(path, framework="np") as file:
         np.testing.assert_array_equal(file.get_tensor("vector"), vector.vector.numpy())
-        assert json.loads(file.metadata()["description"])["model_fingerprint"] == "0123456789abcdef"
+        assert json.loads(file.metadata()["traitbasis"])["model_fingerprint"] == "0123456789abcdef"
 
 
 @pytest.mark.parametrize("failing", ["replace", "fdopen"])
@@ -240,15 +240,11 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert [entry.name for entry in tmp_path.iterdir()] == ["v.safetensors"] and path.read_bytes() == before
 
 
-def write_vector(
-    path: Path, *, kind: Any = "traitbasis.trait_vector/1", description: Any = None, **changes: Any
-) -> None:
+def write_vector(path: Path, *, description: Any, **changes: Any) -> None:
+    """A file with this description (JSON text), and with some tensors changed or, when None, left out."""
     vector = sample_vector()
     tensors = {"vector": vector.vector, "layer_norms": vector.layer_norms, "agreement": vector.agreement, **changes}
-    metadata = {"format": kind, "description": description if description is not None else "{}"}
-    save_file(
-        {k: v for k, v in tensors.items() if v is not None}, path, {k: v for k, v in metadata.items() if v is not None}
-    )
+    save_file({k: v for k, v in tensors.items() if v is not None}, path, {"traitbasis": description})
 
 
 @pytest.mark.parametrize("damage", ["truncated", "text", "empty", "pickle", "flipped header"])
@@ -268,20 +264,21 @@ def test_a_damaged_file_is_an_artifact_error_naming_it(damage: str, tmp_path: Pa
 @pytest.mark.parametrize(
     "content",
     [
-        {"kind": "traitbasis.basis/1"},
-        {"kind": "pt"},
+        {"description": '{"format": "traitbasis.basis/1"}'},
         {"description": "not json"},
         {"description": "{}"},
         {"description": "[]"},
         {"description": "null"},
-        {"description": json.dumps({"trait": "x", "aliases": None})},
+        {"description": json.dumps({"format": "traitbasis.trait_vector/1"})},
+        {"description": json.dumps({"format": "traitbasis.trait_vector/1", "trait": "x", "aliases": None})},
         {"agreement": None},
         {"vector": torch.ones(4)},
         {"layer_norms": torch.ones(3)},
     ],
 )
 def test_another_kind_of_file_is_an_artifact_error_naming_it(content: dict[str, Any], tmp_path: Path) -> None:
-    described = {"trait": "x", "aliases": [], **{f.name: "x" for f in fields(Provenance)}}
+    described = {"format": "traitbasis.trait_vector/1", "trait": "x", "aliases": []}
+    described |= {f.name: "x" for f in fields(Provenance)}
     write_vector(tmp_path / "v.safetensors", **{"description": json.dumps(described), **content})
     with pytest.raises(ArtifactError, match=r"v\.safetensors"):
         TraitVector.load(tmp_path / "v.safetensors")

@@ -116,7 +116,7 @@ class Basis:
         return sums
 
     def dose(self, intensities: Mapping[str, float]) -> float:
-        """Dose of the composed addition: ``|sum_i c_i P_i| /`` layer norm, the largest over layers; 0 when unsteered."""
+        """Dose of the composed addition, ``|sum_i c_i P_i| / layer norm``; of several layers the largest."""
         doses = [0.0]
         for z, addition in self.additions(intensities).items():
             # Each trait measured the layer's norm on its own pairs; those that are asked for count.
@@ -165,7 +165,7 @@ def build_basis(
     """Choose each trait's layer and scale and stack the columns.
 
     layer: for all traits or by trait; the middle of the stack where not given. dose: of intensity 1.0, for all or by
-    trait. Raises ArtifactError for no vectors, mixed models, a layer that does not exist, or a dose that is not positive.
+    trait. Raises ArtifactError for no vectors, mixed models, a layer that does not exist, a dose that is not positive.
     """
     columns, directions = [], []
     for vector in vectors:

@@ -118,8 +118,8 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], as_
         except (TemplateError, TypeError, ValueError) as error:
             failure = failure or error
             continue
-        # Some templates drop a turn they do not expect without a word.
-        missing = [m["content"] for m in candidate if m["content"].strip() not in text]
+        # Some templates drop a turn they do not expect without a word. Thoughts, where they drop those, are no loss.
+        missing = [m["content"] for m in candidate if m["content"].rpartition(_THOUGHT_END)[2].strip() not in text]
         if not missing:
             return text[: text.rindex(_MARK)] if as_ == "user" else text
         failure = failure or ValueError(f"it leaves out {missing[0][:60]!r}")
@@ -167,7 +167,9 @@ def tokenize_reply(
     return TokenizedReply(tuple(ids), tuple(positions))
 
 
-def stop_token_ids(tokenizer: PreTrainedTokenizerBase, as_: As, model_eos: int | Sequence[int] | None) -> frozenset[int]:
+def stop_token_ids(
+    tokenizer: PreTrainedTokenizerBase, as_: As, model_eos: int | Sequence[int] | None
+) -> frozenset[int]:
     """Tokens that end the customer's turn: the model's own end tokens, and the one that closes the turn's header."""
     eos = [model_eos] if isinstance(model_eos, int) else list(model_eos or ())
     if tokenizer.eos_token_id is not None:

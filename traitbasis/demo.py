@@ -67,9 +67,7 @@ def run_demo(
     )
 
 
-def _basis(
-    lm: LanguageModel, progress: Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-) -> Basis:
+def _basis(lm: LanguageModel, progress: Callable[[str, int], AbstractContextManager[Callable[[int], None]]]) -> Basis:
     """Basis of the shipped traits, extracted here and kept in the cache."""
     folder = cache_folder() / "vectors" / lm.slug
     pair_sets = [load_pairs(trait) for trait in known_traits()]

@@ -129,7 +129,7 @@ def extract(
 
 
 def mean_cosine(differences: Tensor) -> Tensor:
-    """Mean cosine over all pairs i < j of ``(n, layers, d_model)`` differences, per layer ``(layers,)``; nan for n = 1."""
+    """Mean cosine between ``(n, layers, d_model)`` differences, over pairs i < j, ``(layers,)``; nan for n = 1."""
     n = len(differences)
     unit = torch.nn.functional.normalize(differences, dim=-1)
     gram = torch.einsum("ild,jld->lij", unit, unit)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Guard:
-    """A named check. passes: whether a text is fine. sendable: whether a text that fails may go out as a last resort."""
+    """A named check. passes: is a text fine? sendable: may a text that fails go out as a last resort?"""
 
     name: str
     passes: Callable[[str], bool]

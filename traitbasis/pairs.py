@@ -182,9 +182,7 @@ def load_pairs(source: str | Path) -> PairSet:
 
 def pair_set_hash(pairs: Iterable[Pair]) -> str:
     """SHA-256 over everything of the pairs that a vector depends on, in order (not ids, uses or facts)."""
-    content = [
-        [[[turn.speaker, turn.text] for turn in pair.context], pair.positive, pair.negative] for pair in pairs
-    ]
+    content = [[[[turn.speaker, turn.text] for turn in pair.context], pair.positive, pair.negative] for pair in pairs]
     return hashlib.sha256(json.dumps(content, ensure_ascii=True).encode()).hexdigest()
 
 

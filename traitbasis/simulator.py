@@ -32,16 +32,18 @@ from traitbasis.engines.base import (
     Ticket,
 )
 from traitbasis.engines.transformers import TransformersEngine
-from traitbasis.errors import EngineBusyError, EngineError, RequestError
+from traitbasis.errors import EngineBusyError, EngineError, RequestError, TraitSpecError
 from traitbasis.guards import GUARDS, Guard, failed_guard
 from traitbasis.model import LanguageModel, load_model
-from traitbasis.spec import Traits
+from traitbasis.spec import Traits, format_traits
 
 # Stands in for a harness's instruction when a conversation has no system message.
 DEFAULT_INSTRUCTION = "You are a customer talking to a support agent. Write the customer's next message."
 # What goes out, marked, when every try was rejected and none may be sent: a user who says nothing, never an empty text.
 SILENCE = "..."
 MAX_TRIES = 4
+# Keeps arithmetic finite, no more: what a trait bears on a model is a matter of calibration.
+MAX_DOSE = 10.0
 _RETRY_TEMPERATURE = 0.7  # a rejected greedy turn would only be drawn again
 
 
@@ -138,9 +140,7 @@ class UserSimulator:
         sampling: fields of ``Sampling`` that differ from the simulator's defaults.
         Raises RequestError, TraitSpecError, ChatTemplateError for what was asked, EngineError for what went wrong.
         """
-        *_, turn = self._events(
-            self.prepare(messages, traits, seed=seed, trial=trial, positions=positions, **sampling)
-        )
+        *_, turn = self._events(self.prepare(messages, traits, seed=seed, trial=trial, positions=positions, **sampling))
         assert isinstance(turn, UserTurn)
         return turn
 
@@ -172,6 +172,12 @@ class UserSimulator:
             seed = _digest_seed(what)
         if not isinstance(seed, int):
             raise RequestError(f"seed must be a whole number, not {seed!r}")
+        dose = self.basis.dose(intensities)
+        if not dose <= MAX_DOSE:
+            raise TraitSpecError(
+                f"{format_traits(intensities)} adds {dose:.3g} times the size of a hidden state; at most {MAX_DOSE:g} "
+                "is taken, and text falls apart long before that"
+            )
         prompt = render_prompt(self.lm.tokenizer, turns, self.as_)
         request = Request(
             prompt_ids=tuple(tokenize(self.lm.tokenizer, prompt)),
@@ -181,7 +187,7 @@ class UserSimulator:
             additions=self.basis.additions(intensities),
             positions=positions,
         )
-        return PreparedTurn(request, intensities, self.basis.dose(intensities))
+        return PreparedTurn(request, intensities, dose)
 
     def submit(self, prepared: PreparedTurn, listener: TurnListener) -> Ticket:
         """Generate a prepared turn; `listener` gets pieces of text and at last a UserTurn or a Failure.
@@ -231,9 +237,7 @@ class UserSimulator:
 class _Tries:
     """Generations of one user turn until the guards accept one or tries run out."""
 
-    def __init__(
-        self, engine: Engine, guards: Sequence[Guard], prepared: PreparedTurn, listener: TurnListener
-    ) -> None:
+    def __init__(self, engine: Engine, guards: Sequence[Guard], prepared: PreparedTurn, listener: TurnListener) -> None:
         self._engine = engine
         self._guards = guards
         self._prepared = prepared

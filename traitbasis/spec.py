@@ -1,6 +1,6 @@
 """Trait specs: what a caller may write for "which traits, how much".
 
-The text form is ``impatience-high+skeptical-0.5``; mappings say the same as ``{"impatience": "high", "skeptical": 0.5}``.
+The text form is ``impatience-high+skeptical-0.5``; ``{"impatience": "high", "skeptical": 0.5}`` says the same.
 An intensity is a level or a finite number: 1.0 is "medium", 0 is off, a negative number is the opposite pole.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -24,7 +25,8 @@ _PART = re.compile(r"^(?P<trait>[A-Za-z][A-Za-z0-9_]*)(?:-(?P<intensity>-?[A-Za-
 def parse_traits(traits: Traits, known: Collection[str], aliases: Mapping[str, str] | None = None) -> dict[str, float]:
     """Intensities by trait name, off ones left out, in a fixed order.
 
-    known: the traits there are. aliases: other spellings, such as ``{"skepticism": "skeptical"}``. A trait without an intensity in a text spec is "medium". Raises TraitSpecError for an unknown trait (naming the
+    known: the traits there are. aliases: other spellings, such as ``{"skepticism": "skeptical"}``. A trait without an
+    intensity in a text spec is "medium". Raises TraitSpecError for an unknown trait (naming the
     known ones), a trait given twice, or an intensity that is no level and no finite number.
     """
     if not traits:
@@ -62,7 +64,7 @@ def format_traits(intensities: Mapping[str, float]) -> str:
 
 
 def _digits(value: float) -> str:
-    """The shortest decimal that reads back as `value`, without an exponent: ``-`` and ``+`` mean something else here."""
+    """The shortest decimal that reads back as `value`, without an exponent: ``-`` and ``+`` mean other things here."""
     return f"{Decimal(repr(float(value))):f}".removesuffix(".0")
 
 
@@ -73,10 +75,8 @@ def _intensity(trait: str, value: Any) -> float:
         text = value.strip().casefold()
         if text in LEVELS:
             return LEVELS[text]
-        try:
+        with suppress(ValueError):
             value = float(text)
-        except ValueError:
-            pass
     # Whole numbers beyond the range of a float are no finite intensity either.
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise TraitSpecError(

@@ -24,6 +24,7 @@ from traitbasis.errors import ArtifactError
 from traitbasis.model import LanguageModel
 
 _FORMAT = "traitbasis.trait_vector/1"
+_KEY = "traitbasis"
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,7 @@ class TraitVector:
 
     def __add__(self, other: TraitVector) -> TraitVector:
         if self.provenance.model_fingerprint != other.provenance.model_fingerprint:
-            raise ArtifactError(
-                f"cannot add a vector of {self.provenance.model} and one of {other.provenance.model}"
-            )
+            raise ArtifactError(f"cannot add a vector of {self.provenance.model} and one of {other.provenance.model}")
         pair_ids = self.provenance.pair_ids + other.provenance.pair_ids
         provenance = replace(
             self.provenance,
@@ -170,8 +169,8 @@ def write_safetensors(path: str | Path, kind: str, tensors: Mapping[str, Tensor]
     """Write float32 tensors and a JSON description, under a temporary name first: never half a file."""
     path = Path(path)
     content = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
-    data = save(content, metadata={"format": kind, "description": json.dumps(description, sort_keys=True)})
-    data = _with_sorted_header(data)
+    # One key: safetensors writes several in a random order, and the same extraction would write different files.
+    data = save(content, metadata={_KEY: json.dumps({"format": kind, **description}, sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
@@ -185,14 +184,6 @@ def write_safetensors(path: str | Path, kind: str, tensors: Mapping[str, Tensor]
     return path
 
 
-def _with_sorted_header(data: bytes) -> bytes:
-    """The same safetensors file with its header's keys in order; safetensors writes the metadata in a random one."""
-    size = int.from_bytes(data[:8], "little")
-    header = json.dumps(json.loads(data[8 : 8 + size]), sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + data[8 + size :]
-
-
 def read_safetensors(path: str | Path, kind: str, names: tuple[str, ...]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and description of a file that ``write_safetensors`` made. Raises ArtifactError otherwise."""
     path = Path(path)
@@ -200,11 +191,11 @@ def read_safetensors(path: str | Path, kind: str, names: tuple[str, ...]) -> tup
         raise ArtifactError(f"no file {path}")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != kind:
-                raise ArtifactError(f"{path} is not a {kind} file (its format is {metadata.get('format')!r})")
+            description: Any = json.loads((file.metadata() or {}).get(_KEY, "{}"))
+            found = description.get("format") if isinstance(description, dict) else None
+            if found != kind:
+                raise ArtifactError(f"{path} is not a {kind} file (its format is {found!r})")
             tensors = {name: file.get_tensor(name) for name in names}
-            description: dict[str, Any] = json.loads(metadata["description"])
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
         raise ArtifactError(f"{path} is damaged: {error}") from error
     return tensors, description

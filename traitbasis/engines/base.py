@@ -22,7 +22,7 @@ Positions = Literal["generated", "all"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. Temperature 0 is greedy; top_p 1 and top_k 0 are off.
+    """How tokens are drawn. Temperature 0 (below 1e-5) is greedy; top_p 1 and top_k 0 are off.
 
     Raises RequestError for a value out of range.
     """
@@ -59,7 +59,7 @@ class Request:
 
     prompt_ids: the rendered prompt. additions: float32 ``(d_model,)`` by layer, added at every steered position; empty
     means unsteered. stop_ids: tokens that end the turn. positions: ``generated`` steers the positions that produce
-    tokens, from the last prompt position on (contract 4); ``all`` steers the prompt too, as the paper's plain form does.
+    tokens, from the last prompt position on (contract 4); ``all`` steers the prompt too, the paper's plain form.
     """
 
     prompt_ids: tuple[int, ...]

@@ -64,8 +64,8 @@ def score(
     probes: Sequence[TraitProbe], lm: LanguageModel, turns: Sequence[tuple[Sequence[Turn], str]]
 ) -> Mapping[str, Tensor]:
     """Expression ``(n,)`` by trait, for several probes with one reading of the turns."""
-    if not probes:
-        return {}
+    if len({probe.as_ for probe in probes}) != 1:
+        raise ValueError("score needs probes, all made under the same header")
     replies = [tokenize_reply(lm.tokenizer, context, text, probes[0].as_) for context, text in turns]
     means = read_states(lm, replies).means
     return {probe.trait: means[:, probe.layer] @ probe.direction - probe.offset for probe in probes}
