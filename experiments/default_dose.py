@@ -146,6 +146,7 @@ def main() -> None:
             "customer_like": sum(not is_role_flip(t) and not is_broken(t) for t in texts) / len(texts),
             "broken": sum(map(is_broken, texts)) / len(texts),
             "facts_per_turn": sum(kept) / len(kept),
+            "tries": sum(turn.tries for turn in turns[condition]) / len(texts),
             "words": sum(len(t.split()) for t in texts) / len(texts),
             "dose": turns[condition][0].dose,
             "expression": {},
@@ -161,13 +162,13 @@ def main() -> None:
         results.append(row)
 
     table = Table(title=f"{lm.name}, basis {basis.fingerprint}, level {arguments.level}, as {basis.as_}")
-    for heading in ("condition", "dose", "customer-like", "broken", "facts/turn", "words"):
+    for heading in ("condition", "dose", "customer-like", "broken", "tries", "facts/turn", "words"):
         table.add_column(heading)
     for probe in probes:
         table.add_column(f"{probe.trait}\n(probe AUC {probe.auc:.2f})")
     for row in results:
         cells = [row["condition"], f"{row['dose']:.2f}", f"{row['customer_like']:.0%}", f"{row['broken']:.0%}"]
-        cells += [f"{row['facts_per_turn']:.2f}", f"{row['words']:.0f}"]
+        cells += [f"{row['tries']:.2f}", f"{row['facts_per_turn']:.2f}", f"{row['words']:.0f}"]
         for probe in probes:
             e = row["expression"][probe.trait]
             low, high = e["interval"]

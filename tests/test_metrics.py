@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -47,9 +48,9 @@ def lm() -> LanguageModel:
         "please --------",
         "I, , , , , , go",
         "what? ? ? ! ! !",
-        "no no no",
+        "no no no no no",
         "I want it I want it I want it now",
-        "No, no. NO!",
+        "Now, now. NOW! now? now",
         "send it to me now, send it to me now, send it to me now.",
         "a b c d e f a b c d e f a b c d e f",
         " ".join(["yes", "well", "maybe", "the", "lamp"][i % 5] + ("x" if i % 2 else "") for i in range(24)),
@@ -82,6 +83,10 @@ def test_a_confused_but_whole_turn_is_no_damage(text: str) -> None:
     assert not is_broken(text)
 
 
+def test_a_person_may_say_no_four_times() -> None:
+    assert not is_broken("No, no, no, no! I said a refund.")
+
+
 def test_a_vocabulary_counts_only_beyond_twenty_words() -> None:
     rng = random.Random(0)
     few = ["w" + letter for letter in "abcdefghi"]
@@ -95,15 +100,15 @@ def test_a_vocabulary_counts_only_beyond_twenty_words() -> None:
 
 
 @given(st.lists(st.sampled_from(["no", "yes", "ok"]), max_size=9), st.integers(1, 3))
-def test_three_in_a_row_are_found_wherever_they_stand(words: list[str], size: int) -> None:
+def test_repetition_is_found_wherever_it_stands(words: list[str], size: int) -> None:
     brute = any(
         words[i : i + n] == words[i + n : i + 2 * n] == words[i + 2 * n : i + 3 * n]
         and len(words[i : i + 3 * n]) == 3 * n
-        for n, i in product(range(1, 7), range(len(words)))
-    )
+        for n, i in product(range(2, 7), range(len(words)))
+    ) or any(len(set(words[i : i + 5])) == 1 and len(words[i : i + 5]) == 5 for i in range(len(words)))
     assert is_broken(" ".join(words)) == brute
     phrase = [f"p{i}" for i in range(size)]
-    assert is_broken(" ".join([*words, *phrase * 3, "end"]))
+    assert is_broken(" ".join([*words, *phrase * (5 if size == 1 else 3), "end"]))
 
 
 @pytest.mark.parametrize("trait", known_traits())
@@ -255,7 +260,8 @@ def test_several_probes_read_the_turns_once_and_agree_with_each_alone(lm: Langua
     together = score([one, two], lm, turns)
     for probe in (one, two):
         torch.testing.assert_close(together[probe.trait], probe.score(lm, turns))
-    assert score([], lm, turns) == {}
+    with pytest.raises(ValueError, match="same header"):
+        score([one, replace(two, as_="assistant")], lm, turns)
 
 
 def test_without_held_out_pairs_there_is_no_probe(lm: LanguageModel) -> None:

@@ -43,7 +43,7 @@ def user(lm: LanguageModel, basis: Basis) -> Iterator[UserSimulator]:
 
 
 def derived(user: UserSimulator, messages: Any = TALK, traits: Any = "impatience", **options: Any) -> int:
-    return user.prepare(messages, traits, **options).request.seed
+    return user.prepare(messages, traits, **options).seed
 
 
 def test_without_a_seed_one_is_derived_from_all_that_makes_the_request(user: UserSimulator) -> None:
@@ -66,6 +66,20 @@ def test_without_a_seed_one_is_derived_from_all_that_makes_the_request(user: Use
     ]
     assert all(one != other for one, other in combinations(seeds, 2))
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_one_seed_for_a_whole_episode_does_not_draw_its_turns_alike(user: UserSimulator) -> None:
+    """tau2-bench sends the same seed with every turn; without traits in it, conditions stay paired."""
+    first, again, later, steered = (
+        user.prepare(messages, traits, seed=300).request.seed
+        for messages, traits in ((TALK, None), (TALK, None), (LONGER, None), (TALK, "impatience"))
+    )
+    assert first == again == steered != later
+
+
+def test_a_reported_seed_repeats_the_reply(user: UserSimulator) -> None:
+    derived = user.reply(TALK, "impatience", max_tokens=8, temperature=1.0)
+    assert user.reply(TALK, "impatience", max_tokens=8, temperature=1.0, seed=derived.seed) == derived
 
 
 def test_the_same_request_in_other_words_has_the_same_seed(user: UserSimulator) -> None:

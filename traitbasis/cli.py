@@ -244,7 +244,7 @@ def serve(
 @app.command()
 def demo(
     model: Model = DEFAULT_MODEL,
-    seed: Annotated[int, typer.Option(help="Another conversation.")] = 7,
+    seed: Annotated[int, typer.Option(help="Another conversation.")] = 4,
 ) -> None:
     """Extract the four traits and show one conversation four ways, side by side.
 

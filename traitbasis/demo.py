@@ -51,15 +51,14 @@ def run_demo(
                 advance(1)
             conversations[way] = (turn.dose, [m["content"] for m in messages if m["role"] == "assistant"])
 
-    console.print(f"\n[dim]The customer's instruction:[/dim] {escape(INSTRUCTION)}\n", highlight=False)
-    table = Table(show_lines=True, padding=(0, 1), expand=True)
-    for way, (dose, _) in conversations.items():
-        heading = way if WAYS[way] in ("", way) else f"{way}: {WAYS[way]}"
-        table.add_column(f"{escape(heading)}\n[dim]dose {dose:.2f}[/dim]", ratio=1)
+    console.print(f"\n[dim]The customer's instruction:[/dim] {escape(INSTRUCTION)}", highlight=False)
     for i, line in enumerate(AGENT_LINES):
-        table.add_row(f"[dim]agent: {escape(line)}[/dim]", *[""] * (len(WAYS) - 1), end_section=False)
+        table = Table(title=f"\nagent: {escape(line)}", title_justify="left", title_style="bold", expand=True)
+        for way, (dose, _) in conversations.items():
+            heading = way if WAYS[way] in ("", way) else f"{way}: {WAYS[way]}"
+            table.add_column(f"{escape(heading)}\n[dim]dose {dose:.2f}[/dim]", ratio=1)
         table.add_row(*(escape(replies[i]) for _, replies in conversations.values()))
-    console.print(table)
+        console.print(table)
     console.print(
         f"[dim]{lm.name}, basis {basis.fingerprint}, seed {seed}. A model this small is for trying things; "
         "see the README for models that give results.[/dim]",

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from traitbasis.metrics.damage import is_broken
+
 
 @dataclass(frozen=True)
 class Guard:
@@ -28,6 +30,8 @@ GUARDS: tuple[Guard, ...] = (
     Guard("empty", lambda text: bool(text.strip()), sendable=False),
     # A reasoning model's thoughts, closed, unclosed or cut off, are not for the agent.
     Guard("thought", lambda text: not _THOUGHT.search(text), sendable=False),
+    # Small models loop, and steered ones sooner; another draw usually does not.
+    Guard("broken", lambda text: not is_broken(text)),
 )
 
 

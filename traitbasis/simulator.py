@@ -51,7 +51,8 @@ _RETRY_TEMPERATURE = 0.7  # a rejected greedy turn would only be drawn again
 class UserTurn:
     """One message of the simulated user, and what made it (contract 11).
 
-    intensities: what was asked for, off traits left out. dose: of the composed addition. tries: generations it took.
+    intensities: what was asked for, off traits left out. dose: of the composed addition. seed: with it the same request
+    gets this turn again. tries: generations it took.
     rejected: how many were rejected, by guard. failed_guard: set when tries ran out and the text fails that guard.
     """
 
@@ -78,6 +79,7 @@ class PreparedTurn:
     request: Request
     intensities: dict[str, float]
     dose: float
+    seed: int
 
 
 # Told, from the engine's thread: pieces of text, then the whole turn or a failure.
@@ -135,7 +137,7 @@ class UserSimulator:
 
         messages: the conversation as a harness sends it, ``assistant`` being the simulated user and ``user`` the agent.
         traits: a spec (``"impatience-high+skeptical-0.5"``) or a mapping; none means unsteered. seed: the same request
-        with the same seed gets the same reply; by default one is derived from the request, and `trial` varies it.
+        with the same seed gets the same reply; by default one is derived from the request, and `trial` varies that.
         positions: ``generated`` keeps the past clean, ``all`` steers the prompt too, as the paper's plain form.
         sampling: fields of ``Sampling`` that differ from the simulator's defaults.
         Raises RequestError, TraitSpecError, ChatTemplateError for what was asked, EngineError for what went wrong.
@@ -166,8 +168,8 @@ class UserSimulator:
         turns = read_messages(messages)
         if not turns or turns[0].speaker != "system":
             turns.insert(0, Turn("system", DEFAULT_INSTRUCTION))
+        spoken = [[turn.speaker, turn.text] for turn in turns]
         if seed is None:
-            spoken = [[turn.speaker, turn.text] for turn in turns]
             what = [self.lm.fingerprint, self.basis.fingerprint, intensities, spoken, asdict(drawn), positions, trial]
             seed = _digest_seed(what)
         if not isinstance(seed, int):
@@ -181,13 +183,14 @@ class UserSimulator:
         prompt = render_prompt(self.lm.tokenizer, turns, self.as_)
         request = Request(
             prompt_ids=tuple(tokenize(self.lm.tokenizer, prompt)),
-            seed=seed % 2**63,
+            # Harnesses send one seed with every turn of an episode; turns that draw alike would repeat each other.
+            seed=_digest_seed([seed, spoken]),
             sampling=drawn,
             stop_ids=self._stop_ids,
             additions=self.basis.additions(intensities),
             positions=positions,
         )
-        return PreparedTurn(request, intensities, dose)
+        return PreparedTurn(request, intensities, dose, seed)
 
     def submit(self, prepared: PreparedTurn, listener: TurnListener) -> Ticket:
         """Generate a prepared turn; `listener` gets pieces of text and at last a UserTurn or a Failure.
@@ -316,7 +319,7 @@ class _Tries:
                 finish=generation.finish,
                 intensities=self._prepared.intensities,
                 dose=self._prepared.dose,
-                seed=self._prepared.request.seed,
+                seed=self._prepared.seed,
                 sampling=self._prepared.request.sampling,
                 prompt_tokens=len(self._prepared.request.prompt_ids),
                 completion_tokens=len(generation.token_ids),

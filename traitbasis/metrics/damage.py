@@ -13,14 +13,14 @@ _WORDS = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 
 
 def is_broken(text: str) -> bool:
-    """Whether a turn has runaway punctuation, a phrase of 1 to 6 words repeated three times in a row, or, beyond 20
-    words, fewer than half of them different."""
+    """Whether a turn has runaway punctuation, one word five times or a phrase of 2 to 6 words three times in a row, or,
+    beyond 20 words, fewer than half of them different. ("No, no, no!" is a person.)"""
     if _RUNAWAY.search(text):
         return True
     words = [word.casefold() for word in _WORDS.findall(text)]
     for size in range(1, 7):
-        for start in range(len(words) - 3 * size + 1):
-            phrase = words[start : start + size]
-            if words[start + size : start + 2 * size] == phrase == words[start + 2 * size : start + 3 * size]:
+        times = 5 if size == 1 else 3
+        for start in range(len(words) - times * size + 1):
+            if words[start : start + times * size] == words[start : start + size] * times:
                 return True
     return len(words) > 20 and len(set(words)) < len(words) / 2
