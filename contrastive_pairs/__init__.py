@@ -1,0 +1,1 @@
+"""Contrastive pairs, one YAML file a trait; ``traitbasis.pairs`` reads them."""
