@@ -1,17 +1,23 @@
 """What the default dose does: each trait against the unsteered user, on tasks that are not in the pairs.
 
 For every scenario and seed one turn is drawn unsteered, with each trait, and with a random direction of the same dose
-at the same layer. Each turn is re-read by the unsteered model; its expression is the projection on the direction
-of held-out pairs (0: as the held-out negatives, 1: as the held-out positives). Differences are paired by scenario and
-seed, with 95 % bootstrap intervals over scenarios.
+at the same layer. Two measures, neither of which the vectors were made from:
 
-    python experiments/default_dose.py            # the README's table; about 10 minutes on 2 cores
+expression: the turn is re-read by the unsteered model and projected on the direction of the held-out pairs (0: as the
+held-out negatives, 1: as the held-out positives). Differences are paired by scenario and seed, with 95 % bootstrap
+intervals over scenarios. It judges the text, and is noisy.
+
+preference: how much likelier, in nats per token, steering makes the held-out pairs' positive responses against their
+negative ones. Nothing is sampled, so there is no noise; it judges the model and not the text.
+
+    python experiments/default_dose.py            # the README's table; about 12 minutes on 2 cores
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,17 +26,15 @@ from typing import Any
 
 import torch
 import yaml
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from traitbasis.basis import Basis, Column, build_basis, find_basis
+from traitbasis.basis import DEFAULT_DOSE, Basis, Column, build_basis, find_basis
 from traitbasis.chat import Turn
 from traitbasis.engines.base import Failure
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.extract import extract
 from traitbasis.metrics.damage import is_broken
-from traitbasis.metrics.fidelity import TraitProbe, auc, score
+from traitbasis.metrics.fidelity import TraitProbe, auc, preference, score
 from traitbasis.metrics.realism import is_role_flip
 from traitbasis.model import load_model
 from traitbasis.pairs import load_pairs
@@ -102,91 +106,80 @@ def bootstrap(differences: torch.Tensor, seeds: int, repeats: int = 2000) -> tup
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--scenarios", type=Path, default=Path(__file__).with_name("scenarios.yaml"))
-    parser.add_argument("--seeds", type=int, default=2, help="turns drawn per scenario and condition")
+    parser.add_argument("--seeds", type=int, default=4, help="turns drawn per scenario and condition")
     parser.add_argument("--level", default="medium")
     parser.add_argument("--dose", type=float, help="try another dose than the basis has")
     parser.add_argument("--layer", type=int, help="try another layer than the basis has")
-    parser.add_argument("--as", dest="as_", choices=["user", "assistant"], default="user")
+    parser.add_argument("--as", dest="as_", choices=["user", "assistant"], help="try another header")
     parser.add_argument("--out", type=Path, help="write the turns and figures as JSON")
     arguments = parser.parse_args()
 
-    lm = load_model(arguments.model)
+    lm = load_model(arguments.model, dtype=arguments.dtype)
     pair_sets = {trait: load_pairs(trait) for trait in ("impatience", "confusion", "skeptical", "incoherence")}
-    if arguments.dose or arguments.layer or arguments.as_ != "user":
-        vectors = [extract(lm, pair_set, as_=arguments.as_) for pair_set in pair_sets.values()]
-        options = {"dose": arguments.dose} if arguments.dose else {}
-        basis = build_basis(vectors, layer=arguments.layer, **options)
-    else:
+    if (arguments.dose, arguments.layer, arguments.as_) == (None, None, None):
         basis = find_basis(lm)
+    else:
+        vectors = [extract(lm, pair_set, as_=arguments.as_ or "user") for pair_set in pair_sets.values()]
+        dose = DEFAULT_DOSE if arguments.dose is None else arguments.dose
+        basis = build_basis(vectors, layer=arguments.layer, dose=dose)
     basis = with_random_column(basis, seed=0)
     layers = {column.trait: column.layer for column in basis.columns}
     probes = [TraitProbe.from_held_out(lm, pairs, layers[trait], basis.as_) for trait, pairs in pair_sets.items()]
     scenarios = read_scenarios(arguments.scenarios)
-
-    simulator = UserSimulator(lm, basis, engine=TransformersEngine(lm, max_batch=48))
-    conditions: list[str | None] = [None, *pair_sets, "random"]
-    turns = {
-        condition: draw(simulator, scenarios, arguments.seeds, condition, arguments.level)
-        for condition in track(conditions, "drawing turns")
-    }
     contexts = [scenario for _ in range(arguments.seeds) for scenario in scenarios]
-    scores = {
-        condition: score(probes, lm, [(c.context, t.text) for c, t in zip(contexts, drawn, strict=True)])
-        for condition, drawn in turns.items()
-    }
 
-    results = []
-    for condition in conditions:
-        texts = [turn.text for turn in turns[condition]]
-        kept = [sum(f.casefold() in t.casefold() for f in c.facts) for c, t in zip(contexts, texts, strict=True)]
-        row: dict[str, Any] = {
-            "condition": condition or "unsteered",
-            "turns": len(texts),
-            "customer_like": sum(not is_role_flip(t) and not is_broken(t) for t in texts) / len(texts),
-            "broken": sum(map(is_broken, texts)) / len(texts),
-            "facts_per_turn": sum(kept) / len(kept),
-            "tries": sum(turn.tries for turn in turns[condition]) / len(texts),
-            "words": sum(len(t.split()) for t in texts) / len(texts),
-            "dose": turns[condition][0].dose,
-            "expression": {},
-        }
-        for probe in probes:
-            own, base = scores[condition][probe.trait], scores[None][probe.trait]
-            row["expression"][probe.trait] = {
-                "mean": float(own.mean()),
-                "difference": float((own - base).mean()),
-                "interval": bootstrap(own - base, arguments.seeds),
-                "auc": auc(own, base),
+    conditions: list[str | None] = [None, *pair_sets, "random"]
+    turns, scores, preferences = {}, {}, {}
+    with UserSimulator(lm, basis, engine=TransformersEngine(lm, max_batch=48)) as simulator:
+        for condition in track(conditions, "measuring"):
+            drawn = draw(simulator, scenarios, arguments.seeds, condition, arguments.level)
+            turns[condition] = drawn
+            scores[condition] = score(probes, lm, [(c.context, t.text) for c, t in zip(contexts, drawn, strict=True)])
+            additions = basis.additions(drawn[0].intensities)
+            preferences[condition] = {
+                trait: float(preference(lm, pairs.select("heldout"), additions, basis.as_).mean())
+                for trait, pairs in pair_sets.items()
             }
-        results.append(row)
+        made_by = simulator.provenance
 
-    table = Table(title=f"{lm.name}, basis {basis.fingerprint}, level {arguments.level}, as {basis.as_}")
-    for heading in ("condition", "dose", "customer-like", "broken", "tries", "facts/turn", "words"):
-        table.add_column(heading)
-    for probe in probes:
-        table.add_column(f"{probe.trait}\n(probe AUC {probe.auc:.2f})")
-    for row in results:
-        cells = [row["condition"], f"{row['dose']:.2f}", f"{row['customer_like']:.0%}", f"{row['broken']:.0%}"]
-        cells += [f"{row['tries']:.2f}", f"{row['facts_per_turn']:.2f}", f"{row['words']:.0f}"]
-        for probe in probes:
-            e = row["expression"][probe.trait]
-            low, high = e["interval"]
-            baseline = row["condition"] == "unsteered"
-            text = (
-                f"{e['mean']:.2f}"
-                if baseline
-                else f"{e['difference']:+.2f} [{low:+.2f}, {high:+.2f}] AUC {e['auc']:.2f}"
-            )
-            cells.append(f"[bold]{text}[/bold]" if row["condition"] == probe.trait else text)
-        table.add_row(*cells)
-    Console(width=200).print(table)
+    def compared(condition: str | None, trait: str, baseline: str | None) -> dict[str, Any]:
+        own, base = scores[condition][trait], scores[baseline][trait]
+        return {
+            "difference": float((own - base).mean()),
+            "interval": bootstrap(own - base, arguments.seeds),
+            "auc": auc(own, base),
+        }
+
+    rows: list[dict[str, Any]] = []
+    for condition in conditions:
+        drawn, texts = turns[condition], [turn.text for turn in turns[condition]]
+        stated = [sum(f.casefold() in t.casefold() for f in c.facts) for c, t in zip(contexts, texts, strict=True)]
+        rows.append(
+            {
+                "condition": condition or "unsteered",
+                "turns": len(drawn),
+                "dose": drawn[0].dose,
+                "customer_like": sum(not is_role_flip(t) and not is_broken(t) for t in texts) / len(texts),
+                "draws_rejected": sum(t.tries - 1 for t in drawn) / sum(t.tries for t in drawn),
+                "facts_per_turn": sum(stated) / len(stated),
+                "words": sum(len(t.split()) for t in texts) / len(texts),
+                "expression": {probe.trait: float(scores[condition][probe.trait].mean()) for probe in probes},
+                "against_unsteered": {p.trait: compared(condition, p.trait, None) for p in probes if condition},
+                "against_random": {p.trait: compared(condition, p.trait, "random") for p in probes}
+                if condition
+                else {},
+                "preference_shift": {t: preferences[condition][t] - preferences[None][t] for t in pair_sets},
+            }
+        )
+    show(rows, probes, f"{lm.name}, basis {basis.fingerprint}, level {arguments.level}, as {basis.as_}")
     if arguments.out:
         record = {
-            "made_by": simulator.provenance,
+            "made_by": made_by,
             "level": arguments.level,
             "probes": {p.trait: {"layer": p.layer, "auc": p.auc} for p in probes},
-            "results": results,
+            "results": rows,
             "turns": [
                 {"condition": condition or "unsteered", "scenario": c.id, "seed": t.seed, "text": t.text}
                 for condition, drawn in turns.items()
@@ -195,6 +188,34 @@ def main() -> None:
         }
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def show(rows: list[dict[str, Any]], probes: list[TraitProbe], title: str) -> None:
+    """Print the tables as Markdown, ready for the README."""
+
+    def signed(cell: dict[str, Any]) -> str:
+        low, high = cell["interval"]
+        return f"{cell['difference']:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+    print(f"{title}; {rows[0]['turns']} turns a condition\n")
+    print("| condition | dose | customer-like | draws rejected | facts a turn | words | own expression |")
+    print("|---|---|---|---|---|---|---|")
+    for row in rows:
+        own = row["against_unsteered"].get(row["condition"])
+        print(
+            f"| {row['condition']} | {row['dose']:.2f} | {row['customer_like']:.0%} | {row['draws_rejected']:.0%} "
+            f"| {row['facts_per_turn']:.2f} | {row['words']:.0f} | {signed(own) if own else ''} |"
+        )
+    tables: dict[str, Callable[[dict[str, Any], str], str]] = {
+        "expression against unsteered": lambda row, trait: signed(row["against_unsteered"][trait]),
+        "expression against the random direction": lambda row, trait: signed(row["against_random"][trait]),
+        "preference shift, nats per token": lambda row, trait: f"{row['preference_shift'][trait]:+.3f}",
+    }
+    for name, value in tables.items():
+        print(f"\n| {name} | " + " | ".join(f"{p.trait} (probe AUC {p.auc:.2f})" for p in probes) + " |")
+        print("|---" * (len(probes) + 1) + "|")
+        for row in rows[1:]:
+            print(f"| {row['condition']} | " + " | ".join(value(row, p.trait) for p in probes) + " |")
 
 
 if __name__ == "__main__":

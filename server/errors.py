@@ -67,7 +67,8 @@ def install(app: FastAPI) -> None:
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         message = f"{error.detail}: {request.method} {request.url.path}"
         code = HTTPStatus(error.status_code).name.casefold()
-        return JSONResponse(error_body(message, "invalid_request_error", None, code), status_code=error.status_code)
+        body = error_body(message, "invalid_request_error", None, code)
+        return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
     @app.exception_handler(TraitBasisError)
     async def ours(request: Request, error: TraitBasisError) -> JSONResponse:

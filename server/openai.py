@@ -41,6 +41,7 @@ def router(simulator: UserSimulator, model_id: str) -> APIRouter:
             "tries": turn.tries,
             "rejected": turn.rejected,
             "failed_guard": turn.failed_guard,
+            "positions": turn.positions,
             **provenance,
         }
 

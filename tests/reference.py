@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -159,3 +159,13 @@ def run_together(engine: TransformersEngine, requests: Sequence[Request]) -> lis
         for request, listener in zip(requests, listeners, strict=True):
             engine.submit(request, listener)
     return [listener.generation() for listener in listeners]
+
+
+@contextmanager
+def watching(layer: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
+    """Show `see` the layer's hidden states of every forward, in whichever thread: ``record`` sees only its own."""
+    handle = layer.register_forward_hook(lambda module, arguments, output: see(hidden_in(output)))
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -23,6 +23,7 @@ from reference import (
     prompt_of,
     push,
     run_together,
+    watching,
 )
 from tiny import CONFIGS, LAYERS, WIDTH, tiny_model
 from torch import Tensor, nn
@@ -213,7 +214,7 @@ def test_the_prompt_is_read_unsteered_and_its_last_position_is_steered(
     prompt, additions = prompt_of(20), push(1, STRONG)
     expected = block_outputs(lm.model, prompt, lm.layers)
     forwards: list[Tensor] = []
-    with record(lm.layers, [1], keep=lambda hidden: forwards.append(hidden[0].clone())):
+    with watching(lm.layers[1], lambda hidden: forwards.append(hidden[0].clone())):
         generate(engine, greedy(prompt, 3, additions=additions))
     assert [len(states) for states in forwards] == [19, 1, 1, 1]
     np.testing.assert_allclose(forwards[0], expected[1, :19], rtol=1e-5, atol=1e-4)
@@ -235,7 +236,7 @@ def test_a_batchmate_never_changes_a_row(lm: LanguageModel, engine: Transformers
     """Contract 3, fault 34: greedy float32 tokens of a ragged batch are those of each row alone, by full forwards."""
     requests = ragged_requests(positions)
     sizes: list[int] = []
-    with record(lm.layers, [0], keep=lambda hidden: sizes.append(len(hidden))):
+    with watching(lm.layers[0], lambda hidden: sizes.append(len(hidden))):
         together = run_together(engine, requests)
     assert max(sizes) == len(requests), "the rows did not run together"
     assert len(set(sizes)) > 3, "no row left before another"

@@ -163,7 +163,8 @@ def test_the_fingerprint_changes_with_each_thing_that_matters() -> None:
     }
     variants = [Basis((replace(first, **{name: value}), *rest), BASIS.matrix) for name, value in changes.items()]
     for field in fields(Provenance):
-        value: Any = ("z",) if field.name == "pair_ids" else "z"
+        other: dict[str, Any] = {"pair_ids": ("z",), "as_": "assistant", "span": "conversation"}
+        value = other.get(field.name, "z")
         columns = tuple(replace(c, provenance=replace(c.provenance, **{field.name: value})) for c in BASIS.columns)
         variants.append(Basis(columns, BASIS.matrix))
     nudged = BASIS.matrix.clone()
@@ -212,3 +213,33 @@ def test_a_basis_fits_its_model_and_no_other(tmp_path: Path, monkeypatch: pytest
     assert find_basis(lm).fingerprint == basis.fingerprint
     with pytest.raises(ArtifactError, match="does not fit tiny-qwen2"):
         find_basis(tiny_model("qwen2"), tmp_path / "vectors" / "tiny-llama" / "basis.safetensors")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layer": "2"},
+        {"layer": 2.0},
+        {"layer": -1},
+        {"layer": True},
+        {"scale": 0.0},
+        {"scale": float("nan")},
+        {"layer_norm": 0.0},
+        {"layer_norm": "x"},
+    ],
+)
+def test_a_column_of_impossible_values_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ArtifactError, match=f"{next(iter(change))} .* of column"):
+        replace(BASIS.columns[0], **change)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_basis_matrix_that_is_not_finite_is_refused(bad: float) -> None:
+    with pytest.raises(ArtifactError, match="basis matrix is not finite"):
+        Basis(BASIS.columns, BASIS.matrix * bad)
+
+
+@pytest.mark.parametrize("option", [{"dose": {"impatiance": 0.5}}, {"layer": {"impatiance": 1}}])
+def test_an_option_for_a_trait_that_is_not_there_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ArtifactError, match="no vector is given for impatiance"):
+        build_basis([A, B], **option)

@@ -279,7 +279,7 @@ def test_a_thought_is_read_but_not_counted(as_: As) -> None:
     assert len(thought.ids) > len(plain.ids) and "They stall." in tokenizer.decode(thought.ids)
 
 
-@pytest.mark.parametrize("reply", ["", "  \n", "<|im_end|>", "<think>only thoughts</think>", "<think>a</think> \n"])
+@pytest.mark.parametrize("reply", ["", "  \n", "<think>only thoughts</think>", "<think>a</think> \n"])
 @both_headers
 def test_an_empty_span_is_an_error_and_never_a_nan(reply: str, as_: As) -> None:
     """Fault 19."""

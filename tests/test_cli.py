@@ -90,7 +90,7 @@ def test_your_own_pairs_and_folder(folder: Path, here: Path) -> None:
 
 def test_the_demo_shows_four_ways_and_keeps_its_vectors(folder: Path, here: Path) -> None:
     output = succeed("demo", "--model", folder)
-    assert all(word in output for word in ("unsteered", "impatience", "confusion", "a mix", "dose 0.16", "W4417"))
+    assert all(word in output for word in ("unsteered", "impatience", "confusion", "a mix", "dose 0.20", "W4417"))
     kept = sorted((here / "cache" / "vectors" / "tiny-llama").iterdir())
     assert [path.stem for path in kept] == known_traits()
     before = [path.stat().st_mtime_ns for path in kept]
@@ -130,6 +130,29 @@ def test_an_error_is_one_line_and_exit_status_one(here: Path) -> None:
     assert result.returncode == 1 and result.stdout == ""
     assert result.stderr.startswith("error: no contrastive pairs for trait 'greed'")
     assert "Traceback" not in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_markup_in_what_people_write_is_only_text(folder: Path, here: Path) -> None:
+    succeed("extract", "--trait", "impatience", "--model", folder, "--n-pairs", "1")
+    succeed("basis", "build", "--model", folder)
+    assert "Order [/x] [refund]" in succeed("chat", "--model", folder, "--instruction", "Order [/x] [refund]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["extract", "--trait", "[/b]"], ["'[/b]'", "impatience"]),
+        (["models", "--nonsense"], ["No such option"]),
+        (["serve", "--host", "203.0.113.1"], ["error:"]),
+        (["extract", "--trait", "impatience", "--model", "FOLDER", "--out", "FILE/x"], ["FILE"]),
+    ],
+)
+def test_no_mistake_ends_in_a_traceback(arguments: list[str], words: list[str], folder: Path, here: Path) -> None:
+    (here / "FILE").touch()
+    arguments = [argument.replace("FOLDER", str(folder)) for argument in arguments]
+    result = subprocess.run([sys.executable, "-m", "traitbasis.cli", *arguments], capture_output=True, text=True)
+    assert result.returncode in (1, 2) and "Traceback" not in result.stderr, result.stderr
+    assert all(word in result.stderr for word in words), result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["extract"], ["extract", "--trait", "impatience", "--pairs", "x.yaml"]])

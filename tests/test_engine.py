@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from reference import Gate, Listener, decode_without_cache, greedy, hook_count, prompt_of, push, run_together
+from reference import (
+    Gate,
+    Listener,
+    decode_without_cache,
+    greedy,
+    hook_count,
+    prompt_of,
+    push,
+    run_together,
+    watching,
+)
 from tiny import WIDTH, tiny_model
 from torch import nn
 
+from traitbasis.chat import TokenizedReply
 from traitbasis.engines.base import Event, Failure, Generation, Request, Sampling, generate
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.errors import EngineBusyError, EngineError, RequestError
-from traitbasis.hooks import record
+from traitbasis.extract import read_states
 from traitbasis.model import LanguageModel
 
 STRONG = 30.0
@@ -85,7 +97,7 @@ def test_both_kinds_of_positions_in_one_queue(lm: LanguageModel, engine: Transfo
 def test_no_more_rows_run_together_than_allowed(lm: LanguageModel) -> None:
     engine, sizes = TransformersEngine(lm, max_batch=3), []
     requests = [greedy(prompt_of(8, seed), 4, **ENDLESS) for seed in range(7)]
-    with record(lm.layers, [0], keep=lambda hidden: sizes.append(len(hidden))):
+    with watching(lm.layers[0], lambda hidden: sizes.append(len(hidden))):
         assert len(run_together(engine, requests)) == 7
     engine.close()
     assert max(sizes) == 3
@@ -241,10 +253,39 @@ def test_a_waiting_request_is_cancelled_within_a_step_and_frees_its_place(lm: La
 
 def test_a_request_cancelled_before_it_starts_never_runs(engine: TransformersEngine) -> None:
     listener = Listener()
-    with Gate(engine):
+    lengths: list[int] = []
+    with Gate(engine), watching(engine._lm.layers[0], lambda hidden: lengths.append(hidden.shape[1])):
         engine.submit(greedy(prompt_of(9)), listener).cancel()
     assert listener.generation() == Generation("", (), "cancelled")
+    assert 8 not in lengths, "its prompt was read"
     assert len(listener.events) == 1
+
+
+def test_two_engines_and_an_extraction_share_one_model_and_nothing_else(lm: LanguageModel) -> None:
+    """Contracts 2, 3 and 6, fault 34: hooks act only in the thread that entered the context."""
+    strong, plain = greedy(prompt_of(12), 12, additions=push(1, 8.0)), greedy(prompt_of(12), 12)
+    expected = [
+        decode_without_cache(lm.model, lm.layers, request.prompt_ids, request.additions, 12, 11)
+        for request in (strong, plain)
+    ]
+    reply = TokenizedReply(tuple(prompt_of(30, seed=5)), (7, 8, 9))
+    states = read_states(lm, [reply]).means
+    engines = [TransformersEngine(lm), TransformersEngine(lm)]
+
+    def repeat(call: Callable[[], Any]) -> list[Any]:
+        return [call() for _ in range(15)]
+
+    with ThreadPoolExecutor(3) as pool:
+        replies = [
+            pool.submit(repeat, partial(generate, engine, request))
+            for engine, request in zip(engines, (strong, plain), strict=True)
+        ]
+        means = pool.submit(repeat, lambda: read_states(lm, [reply]).means).result()
+        for future, tokens in zip(replies, expected, strict=True):
+            assert [generation.token_ids for generation in future.result()] == [tuple(tokens)] * 15
+    assert all(torch.equal(mean, states) for mean in means)
+    for engine in engines:
+        engine.close()
 
 
 # --- queue and closing ---

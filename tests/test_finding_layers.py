@@ -11,7 +11,7 @@ import torch
 from reference import blocks_of, decode_without_cache, greedy, hook_count, prompt_of, push
 from tiny import LAYERS, WIDTH, tiny_network, tiny_tokenizer
 from torch import Tensor, nn
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig, MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from traitbasis.engines.base import generate
 from traitbasis.engines.transformers import TransformersEngine
@@ -126,6 +126,16 @@ def test_another_number_of_blocks_than_configured_is_refused() -> None:
     network.config.num_hidden_layers = LAYERS + 1
     with pytest.raises(ModelError, match="blocks has 4 blocks, the configuration says 5"):
         find_decoder_layers(network)
+
+
+def test_a_model_whose_cache_or_padding_changes_its_words_is_refused() -> None:
+    """Item "refused with a message": a recurrent state is lost between steps, or moved by padding."""
+    torch.manual_seed(0)
+    network = MambaForCausalLM(
+        MambaConfig(vocab_size=272, hidden_size=WIDTH, num_hidden_layers=LAYERS, state_size=8, pad_token_id=0)
+    )
+    with pytest.raises(ModelError, match=r"MambaForCausalLM cannot (be served|generate)"):
+        prepare_model("mamba", network, tiny_tokenizer())
 
 
 class Backwards(nn.ModuleList):

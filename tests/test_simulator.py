@@ -247,12 +247,20 @@ def test_a_try_that_is_queued_while_the_caller_cancels_is_cancelled_too(lm: Lang
         assert item.finish == "cancelled"
 
 
-def test_a_full_queue_at_a_retry_is_as_if_tries_had_run_out(scripted: Scripted) -> None:
-    user, _ = scripted("much too long", EngineBusyError("full"), guards=(*GUARDS, SHORT))
-    turn = in_time(lambda: user.reply(TALK))
-    assert (turn.text, turn.failed_guard, turn.rejected) == ("much too long", "short", {"short": 1})
-    user, _ = scripted("", EngineBusyError("full"))
-    assert in_time(lambda: user.reply(TALK)).text == SILENCE
+@pytest.mark.parametrize("rejected", ["much too long", ""])
+def test_a_full_queue_at_a_retry_is_reported_and_changes_no_text(rejected: str, scripted: Scripted) -> None:
+    """Contract 9: the same request must not get another reply because the server was busy."""
+    user, _ = scripted(rejected, EngineBusyError("full"), guards=(*GUARDS, SHORT))
+    with pytest.raises(EngineBusyError, match="full"):
+        in_time(lambda: user.reply(TALK))
+
+
+def test_a_loop_is_drawn_again_and_the_sampling_that_drew_the_text_is_reported(scripted: Scripted) -> None:
+    """Contract 11: a greedy draw that loops would loop again, so the next one has a temperature."""
+    user, _ = scripted("I'm sorry. I'm sorry. I'm sorry.", "Where is it?")
+    turn = in_time(lambda: user.reply(TALK, temperature=0, positions="all"))
+    assert (turn.text, turn.rejected, turn.tries) == ("Where is it?", {"broken": 1}, 2)
+    assert turn.sampling.temperature > 0 and turn.positions == "all"
 
 
 def test_a_full_queue_at_first_is_the_callers_to_know(scripted: Scripted) -> None:
@@ -270,8 +278,9 @@ def test_an_engine_that_fails_is_reported_and_nobody_waits(scripts: list[Any], s
 
 def test_a_guards_own_mistake_is_reported_and_nobody_waits(scripted: Scripted) -> None:
     user, _ = scripted("text", guards=[Guard("broken", lambda text: text[99] == "x")])
-    with pytest.raises(IndexError):
+    with pytest.raises(EngineError, match="IndexError") as caught:
         in_time(lambda: user.reply(TALK))
+    assert isinstance(caught.value.__cause__, IndexError)
 
 
 def test_a_failure_comes_last_and_once(scripted: Scripted) -> None:

@@ -62,10 +62,10 @@ def test_the_order_of_the_request_does_not_matter() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [math.nan, math.inf, -math.inf, "nan", "inf", "-Infinity", "1e400", 10**400, -(10**400)],
+    [math.nan, math.inf, -math.inf, "nan", "inf", "-Infinity", "1e400", 1e308, -1001, "1000.5"],
 )
-def test_an_intensity_must_be_finite(value: Any) -> None:
-    with pytest.raises(TraitSpecError, match=r"impatience.*finite.*low, medium, high"):
+def test_an_intensity_must_be_finite_and_of_this_world(value: Any) -> None:
+    with pytest.raises(TraitSpecError, match=r"impatience.*low, medium, high.*-1000 to 1000"):
         parse({"impatience": value})
 
 
@@ -115,7 +115,7 @@ def test_a_trait_is_taken_before_an_alias_of_the_same_name() -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from(KNOWN), st.floats(allow_nan=False, allow_infinity=False).filter(bool)),
+    st.dictionaries(st.sampled_from(KNOWN), st.floats(-1000, 1000).filter(bool)),
 )
 def test_the_text_form_reads_back_exactly(intensities: dict[str, float]) -> None:
     assert parse(format_traits(intensities)) == intensities

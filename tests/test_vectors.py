@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import fields, replace
 from pathlib import Path
@@ -336,7 +337,7 @@ def test_vectors_add_and_scale_as_values() -> None:
 
 def test_vectors_of_two_models_do_not_add() -> None:
     other = sample_vector("b", model="other-model", model_fingerprint="fedcba9876543210")
-    with pytest.raises(ArtifactError, match="a vector of no-model and one of other-model"):
+    with pytest.raises(ArtifactError, match=r"no-model.*other-model.*model_fingerprint"):
         sample_vector("a") + other
 
 
@@ -379,3 +380,35 @@ def test_a_gguf_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="disk full"):
         sample_vector().export_gguf(tmp_path / "v.gguf")
     assert list(tmp_path.iterdir()) == []
+
+
+# --- values that no vector has ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        ("vector", torch.full((4, 8), math.inf), "not finite"),
+        ("vector", torch.full((4, 8), math.nan), "not finite"),
+        ("vector", torch.ones(4, 8, dtype=torch.bfloat16), "bfloat16, not float32"),
+        ("layer_norms", torch.zeros(4), "not positive"),
+        ("layer_norms", torch.full((4,), math.nan), "not finite"),
+        ("agreement", torch.ones(3), "shapes"),
+    ],
+)
+def test_a_vector_of_impossible_values_is_refused(name: str, tensor: torch.Tensor, words: str) -> None:
+    with pytest.raises(ArtifactError, match=words):
+        replace(sample_vector(), **{name: tensor})
+
+
+@pytest.mark.parametrize("change", [{"as_": "robot"}, {"span": "sentence"}])
+def test_a_header_or_span_that_does_not_exist_is_refused(change: dict[str, str]) -> None:
+    with pytest.raises(ArtifactError, match=next(iter(change.values()))):
+        sample_vector(**change)
+
+
+def test_vectors_under_different_headers_do_not_add() -> None:
+    with pytest.raises(ArtifactError, match="as_ is user and assistant"):
+        sample_vector() + sample_vector(as_="assistant")
+    difference = sample_vector(seed=1) - sample_vector(seed=2)
+    torch.testing.assert_close(difference.vector, sample_vector(seed=1).vector - sample_vector(seed=2).vector)

@@ -22,12 +22,19 @@ from torch import Tensor
 from traitbasis.errors import ArtifactError
 from traitbasis.model import LanguageModel
 from traitbasis.spec import Traits, parse_traits
-from traitbasis.trait_vector import Provenance, TraitVector, provenance_from, read_safetensors, write_safetensors
+from traitbasis.trait_vector import (
+    Provenance,
+    TraitVector,
+    check_finite,
+    provenance_from,
+    read_safetensors,
+    write_safetensors,
+)
 
 _FORMAT = "traitbasis.basis/1"
 
 # |s P| over the mean response-token norm of the layer.
-DEFAULT_DOSE = 0.16
+DEFAULT_DOSE = 0.2
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,13 @@ class Column:
     aliases: tuple[str, ...]
     provenance: Provenance
 
+    def __post_init__(self) -> None:
+        if type(self.layer) is not int or self.layer < 0:
+            raise ArtifactError(f"layer {self.layer!r} of column {self.trait!r} is no layer number")
+        for name, value in (("scale", self.scale), ("layer_norm", self.layer_norm)):
+            if not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ArtifactError(f"{name} {value!r} of column {self.trait!r} is not a positive number")
+
 
 @dataclass(frozen=True, eq=False)
 class Basis:
@@ -59,6 +73,7 @@ class Basis:
     def __post_init__(self) -> None:
         if not self.columns:
             raise ArtifactError("a basis needs at least one column")
+        check_finite(self.matrix, "the basis matrix")
         if self.matrix.shape[1:] != (len(self.columns),):
             raise ArtifactError(f"basis matrix is {tuple(self.matrix.shape)} for {len(self.columns)} columns")
         names = self.traits
@@ -148,9 +163,12 @@ class Basis:
                 )
                 for entry in description["columns"]
             )
+            basis = cls(columns, tensors["matrix"])
         except (KeyError, TypeError) as error:
             raise ArtifactError(f"{path} has an unreadable column ({error}); build the basis again") from error
-        return cls(columns, tensors["matrix"])
+        except ArtifactError as error:
+            raise ArtifactError(f"{path}: {error}; build the basis again") from error
+        return basis
 
     def _description(self) -> dict[str, Any]:
         return {"columns": [asdict(column) for column in self.columns]}
@@ -167,6 +185,9 @@ def build_basis(
     layer: for all traits or by trait; the middle of the stack where not given. dose: of intensity 1.0, for all or by
     trait. Raises ArtifactError for no vectors, mixed models, a layer that does not exist, a dose that is not positive.
     """
+    for option in (layer, dose):
+        if isinstance(option, Mapping) and (unknown := option.keys() - {vector.trait for vector in vectors}):
+            raise ArtifactError(f"no vector is given for {', '.join(sorted(unknown))}")
     columns, directions = [], []
     for vector in vectors:
         z = layer.get(vector.trait) if isinstance(layer, Mapping) else layer

@@ -14,7 +14,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -60,6 +60,12 @@ class TokenizedReply:
     positions: tuple[int, ...]
 
 
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """Raises RequestError when `value` is none of a Literal's; a misspelt one must not become the default."""
+    if value not in get_args(choices):
+        raise RequestError(f"{name} is {value!r}; known: {', '.join(get_args(choices))}")
+
+
 def read_messages(messages: Iterable[Mapping[str, Any]]) -> list[Turn]:
     """Turn a harness's chat-completions messages into speaker turns.
 
@@ -67,6 +73,8 @@ def read_messages(messages: Iterable[Mapping[str, Any]]) -> list[Turn]:
     messages without text are dropped. Content is a string, null, missing, or a list of text parts.
     Raises RequestError naming the message for an unknown role or another kind of content.
     """
+    if not isinstance(messages, Iterable) or isinstance(messages, str | bytes | Mapping):
+        raise RequestError(f"messages must be a list of messages, not {type(messages).__name__}")
     system: list[str] = []
     turns: list[Turn] = []
     for number, message in enumerate(messages):
@@ -95,9 +103,10 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], as_
 
     When there is no system turn an empty one is rendered, so that no template can put "You are a helpful assistant"
     there. Templates without a system role get its text as (part of) the first turn. Special tokens written out in a
-    turn's text are removed, since they would be read as the template's own.
+    turn's text are broken up with a space, since they would be read as the template's own.
     Raises ChatTemplateError when the template is missing or refuses the conversation.
     """
+    check_choice("as_", as_, As)
     if not getattr(tokenizer, "chat_template", None):
         raise ChatTemplateError(
             f"{tokenizer.name_or_path or 'this tokenizer'} has no chat template; use an instruction-tuned model"
@@ -142,6 +151,7 @@ def tokenize_reply(
     rendered string and checked by decoding it back.
     Raises ChatTemplateError when the span is empty or does not decode to the text.
     """
+    check_choice("span", span, Span)
     prompt = render_prompt(tokenizer, turns, as_)
     reply = _plain(tokenizer, reply).strip()
     text = prompt + reply
@@ -177,7 +187,15 @@ def stop_token_ids(
     # The conversation that every template accepts, with the customer's turn under the header it will be written under.
     messages = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
     messages[2 if as_ == "user" else 1]["content"] = _MARK
-    text = _apply_template(tokenizer, messages)
+    try:
+        text = _apply_template(tokenizer, messages)
+    except (TemplateError, TypeError, ValueError):
+        try:  # some insist on a system turn
+            text = _apply_template(tokenizer, [{"role": "system", "content": "system"}, *messages])
+        except (TemplateError, TypeError, ValueError) as error:
+            raise ChatTemplateError(
+                f"the chat template of {tokenizer.name_or_path} refuses a dialogue: {error}"
+            ) from error
     for token in tokenize(tokenizer, text[text.rindex(_MARK) + len(_MARK) :]):
         if tokenizer.convert_ids_to_tokens(token) in _special_tokens(tokenizer):
             eos.append(token)
@@ -199,8 +217,10 @@ def _content_text(content: Any, number: int) -> str:
         return content
     if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
         other = next((part for part in content if part.get("type", "text") not in ("text", "input_text")), None)
+        if any(not isinstance(part.get("text", ""), str | None) for part in content):
+            raise RequestError(f"messages[{number}].content has a part whose text is no string")
         if other is None:
-            return "".join(str(part.get("text") or "") for part in content)
+            return "".join(part.get("text") or "" for part in content)
         raise RequestError(f"messages[{number}].content has a part of type {other.get('type')!r}; only text is read")
     raise RequestError(f"messages[{number}].content must be a string, null, or a list of text parts")
 
@@ -256,12 +276,11 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
 
 
 def _plain(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """`text` with a space in every special token that is written out in it, so that it is read as text."""
     special = sorted(_special_tokens(tokenizer), key=len, reverse=True)
-    before = None
-    while text != before:  # removing one may put another together
-        before = text
-        for token in special:
-            text = text.replace(token, "")
+    pattern = re.compile("|".join(map(re.escape, special)))
+    while special and pattern.search(text):  # again for tokens that overlap; a space joins nothing
+        text = pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}" if len(match[0]) > 1 else "", text)
     return text
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from traitbasis.embedded import DEFAULT_MODEL
@@ -101,7 +102,7 @@ def extract(
     for pair_set in pair_sets:
         for word, gap in lexical_shortcuts(pair_set.pairs).items():
             err.print(
-                f"[yellow]{pair_set.trait}: {word!r} tells the sides apart by itself "
+                f"[yellow]{pair_set.trait}: {escape(repr(word))} tells the sides apart by itself "
                 f"({gap:+.0%} of positives against negatives); the vector may write the word and not the trait[/yellow]"
             )
     lm = _load(model, device, dtype)
@@ -120,12 +121,12 @@ def extract(
                 f"{z}",
                 f"{vector.layer_norms[z]:.1f}",
                 f"{vector.vector[z].norm():.2f}",
-                f"{vector.agreement[z]:+.2f}",
+                f"{vector.agreement[z]:+.2f}" if len(vector.provenance.pair_ids) > 1 else "one pair",
                 style="bold" if z == middle else None,
             )
         out.print(f"[bold]{vector.trait}[/bold] from {len(vector.provenance.pair_ids)} pairs on {lm.name}")
         out.print(table)
-        out.print(f"saved: {path}", soft_wrap=True)
+        out.print("saved:", path, soft_wrap=True, markup=False)
 
 
 @basis_app.command("build")
@@ -162,7 +163,7 @@ def basis_build(
     )
     path = basis.save(out_file or folder / "basis.safetensors")
     _print_basis(basis)
-    out.print(f"saved: {path}", soft_wrap=True)
+    out.print("saved:", path, soft_wrap=True, markup=False)
 
 
 @basis_app.command("show")
@@ -203,12 +204,13 @@ def chat(
     with UserSimulator(lm, basis, as_=as_) as user:
         user.basis.parse(traits)  # complain before the first line is typed
         messages = [{"role": "system", "content": instruction}]
-        out.print(f"[dim]{instruction}[/dim]\n[dim]You are the agent. An empty line ends the conversation.[/dim]")
+        out.print(f"[dim]{escape(instruction)}[/dim]")
+        out.print("[dim]You are the agent. An empty line ends the conversation.[/dim]")
         while line := _read_line("agent> "):
             messages.append({"role": "user", "content": line})
             with err.status("…"):
                 turn = user.reply(messages, traits, seed=seed)
-            out.print(f"[bold]customer>[/bold] {turn.text}", highlight=False, markup=True)
+            out.print(f"[bold]customer>[/bold] {escape(turn.text)}", highlight=False)
             out.print(f"[dim]dose {turn.dose:.2f}, seed {turn.seed}[/dim]")
             messages.append({"role": "assistant", "content": turn.text})
 
@@ -229,16 +231,21 @@ def serve(
     Example: traitbasis serve --port 8000, then point a harness at http://127.0.0.1:8000/v1 with the model
     steered-user@impatience-high+skeptical-0.5
     """
+    from socket import SO_REUSEADDR, SOL_SOCKET, socket
+
     import uvicorn
 
     from traitbasis.engines.transformers import TransformersEngine
     from traitbasis.server import create_app
     from traitbasis.simulator import UserSimulator
 
+    with socket() as probe:  # before a minute of loading
+        probe.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        probe.bind((host, port))
     lm = _load(model, device, dtype)
     with UserSimulator(lm, basis, as_=as_, engine=TransformersEngine(lm, max_batch=max_batch)) as simulator:
         err.print(f"traits: {', '.join(simulator.basis.traits)}; model ids: steered-user, steered-user@<traits>")
-        uvicorn.run(create_app(simulator), host=host, port=port, log_level="info")
+        uvicorn.run(create_app(simulator), host=host, port=port, log_level="info", timeout_graceful_shutdown=10)
 
 
 @app.command()
@@ -259,8 +266,8 @@ def main() -> None:
     """Entry point: a known error is one line on stderr and exit status 1, without a traceback."""
     try:
         app()
-    except TraitBasisError as error:
-        err.print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+    except (TraitBasisError, OSError) as error:  # OSError names the file itself
+        err.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise SystemExit(1) from None
 
 
@@ -269,9 +276,9 @@ def _load(model: str, device: str, dtype: str) -> LanguageModel:
         from traitbasis.model import load_model
 
         def say(message: str) -> None:
-            status.update(message)
+            status.update(escape(message))
             if not err.is_terminal:
-                err.print(message, soft_wrap=True)
+                err.print(message, soft_wrap=True, markup=False)
 
         return load_model(model, device=device, dtype=dtype, say=say)
 

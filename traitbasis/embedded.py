@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,8 @@ def fetch(alias: str, say: Callable[[str], None] = lambda message: None) -> Path
     with FileLock(target.parent / f"{alias}.lock"):
         if target.is_dir():  # another process fetched it while this one waited
             return target
+        for stale in target.parent.glob(f".{alias}-*"):  # of a process that was killed; the lock is ours
+            shutil.rmtree(stale, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=f".{alias}-", dir=target.parent) as scratch:
             say(f"fetching {alias} ({model.download_mb} MB, once)")
             gguf = _download(model, Path(scratch))

@@ -1,5 +1,8 @@
 """Record hidden states of decoder layers, and add to them. Context managers, nothing left behind (contract 6).
 
+Both act only on forwards of the thread that entered the context: other threads may use the same model meanwhile, with
+steering of their own or none.
+
 Layer *z* is the output of decoder block z, 0-based (contract 1). Forward hooks only: modules are never wrapped, and
 only our own handles are removed, so other people's hooks stay. Blocks return a bare tensor, a tuple, a list or a
 ``ModelOutput`` depending on model and transformers version; all are read and rebuilt alike.
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,10 +37,12 @@ def record(
     Raises IndexError for a layer the model does not have.
     """
     states: dict[int, Any] = {}
+    thread = get_ident()
 
     def hook_for(index: int) -> Callable[..., None]:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            states[index] = keep(hidden_of(output))
+            if get_ident() == thread:
+                states[index] = keep(hidden_of(output))
 
         return hook
 
@@ -59,9 +65,12 @@ def steer(layers: Sequence[nn.Module], additions: Mapping[int, Tensor]) -> Itera
     Layers that are not in the mapping get no hook. Contexts nest, and additions then add up.
     Raises IndexError for a layer the model does not have, ValueError when the rows do not fit the batch.
     """
+    thread = get_ident()
 
     def hook_for(addition: Tensor) -> Callable[..., Any]:
         def hook(module: nn.Module, arguments: Any, output: Any) -> Any:
+            if get_ident() != thread:
+                return None
             hidden = hidden_of(output)
             if addition.dim() == 2 and addition.shape[0] != hidden.shape[0]:
                 raise ValueError(f"additions have {addition.shape[0]} rows, the batch has {hidden.shape[0]}")

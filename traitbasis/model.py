@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from traitbasis import embedded
@@ -116,7 +116,7 @@ def load_model(
 
     device: ``auto`` takes CUDA, then Apple's MPS, then the CPU. dtype: ``auto`` is float32 on the CPU, where results
     are repeatable in any batch (contract 3), and the checkpoint's own elsewhere.
-    Raises ModelError for a model that is not found, has no chat template's tokenizer, or does not verify.
+    Raises ModelError for a model that is not found, cannot be read, or does not verify.
     """
     if dtype not in ("auto", *DTYPES):
         raise ModelError(f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}")
@@ -136,7 +136,7 @@ def load_model(
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=resolved)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # whatever a damaged or foreign checkpoint makes the loaders raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"cannot load model {name!r}: {reason}. Give an alias ({', '.join(embedded.EMBEDDED)}), "
@@ -158,7 +158,9 @@ def prepare_model(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     """A LanguageModel from an already loaded model and tokenizer. Raises ModelError when it does not verify."""
     model.eval()
     layers, width = find_decoder_layers(model)
-    return LanguageModel(name, model, tokenizer, tuple(layers), width)
+    lm = LanguageModel(name, model, tokenizer, tuple(layers), width)
+    _verify_generation(lm)
+    return lm
 
 
 def find_decoder_layers(model: PreTrainedModel) -> tuple[list[nn.Module], int]:
@@ -232,6 +234,29 @@ def _block_lists(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
         if isinstance(module, nn.ModuleList) and len(module) and len({type(block) for block in module}) == 1
     ]
     yield from sorted(lists, key=lambda item: (-len(item[1]), item[0].count(".")))
+
+
+def _verify_generation(lm: LanguageModel) -> None:
+    """Check the two things that generation in ragged batches rests on: a cached step gives what a full forward gives,
+    and a row padded on the left what the row alone gives. Recurrent models, among others, do not. Raises ModelError."""
+    vocabulary = int(lm.model.get_input_embeddings().weight.shape[0])
+    long, short = ([(seed + 7 * i) % vocabulary for i in range(length)] for seed, length in ((3, 8), (5, 3)))
+    alone_long, alone_short = (lm.forward(*pad_left([row], 0, lm.device))[0, -1].float() for row in (long, short))
+    tolerance = 1e-3 if lm.model.dtype == torch.float32 else 0.1
+    try:
+        ids, mask = pad_left([long, short], 0, lm.device)
+        cache = DynamicCache(config=lm.model.config)
+        lm.forward(ids[:, :-1], mask[:, :-1], cache)
+        batch = lm.forward(ids[:, -1:], mask, cache)[:, -1].float()
+    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
+        raise ModelError(f"{type(lm.model).__name__} cannot generate from a clean past: {error}") from error
+    for what, got, expected in (("cached", batch[0], alone_long), ("padded", batch[1], alone_short)):
+        distance = float((got - expected).norm() / expected.norm())
+        if not distance < tolerance:
+            raise ModelError(
+                f"{type(lm.model).__name__} cannot be served: a {what} row's logits differ by {distance:.1%} from the "
+                "same row's by one forward (recurrent state or absolute positions, perhaps)"
+            )
 
 
 def _verify(model: PreTrainedModel, blocks: list[nn.Module]) -> tuple[str | None, int]:

@@ -87,16 +87,18 @@ class Pair(_Strict):
     @model_validator(mode="after")
     def _same_facts_similar_length(self) -> Pair:
         if self.positive == self.negative:
-            raise ValueError("positive and negative are the same text")
+            raise ValueError("fields 'positive' and 'negative' are the same text")
         for side in ("positive", "negative"):
             folded = fold(getattr(self, side))
             for fact in self.facts:
                 if fold(fact) not in folded:
-                    raise ValueError(f"{side} does not contain the fact {fact!r}; both sides must keep every fact")
+                    raise ValueError(
+                        f"field {side!r} does not contain the fact {fact!r}; both sides must keep every fact"
+                    )
         lengths = [len(_WORD.findall(text)) for text in (self.positive, self.negative)]
         if max(lengths) > LENGTH_RATIO * min(lengths):
             raise ValueError(
-                f"positive has {lengths[0]} words and negative {lengths[1]}; "
+                f"field 'positive' has {lengths[0]} words and field 'negative' {lengths[1]}; "
                 f"the longer may have at most {LENGTH_RATIO} times the words of the shorter"
             )
         return self
@@ -116,12 +118,19 @@ class PairSet(_Strict):
     aliases: tuple[Name, ...] = ()
     pairs: Annotated[tuple[Pair, ...], Field(min_length=1)]
 
+    @field_validator("trait")
+    @classmethod
+    def _is_no_file_of_ours(cls, trait: str) -> str:
+        if trait in ("basis", "all"):
+            raise ValueError(f"{trait!r} cannot name a trait; it means something else on the command line")
+        return trait
+
     @model_validator(mode="after")
     def _ids_are_unique(self) -> PairSet:
         seen: set[str] = set()
         for pair in self.pairs:
             if pair.id in seen:
-                raise ValueError(f"pair id {pair.id!r} is used twice")
+                raise ValueError(f"pair {pair.id!r}: field 'id' is used twice")
             seen.add(pair.id)
         return self
 

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from traitbasis.basis import Basis, find_basis
-from traitbasis.chat import As, Turn, read_messages, render_prompt, tokenize
+from traitbasis.chat import As, Turn, check_choice, read_messages, render_prompt, tokenize
 from traitbasis.engines.base import (
     Collector,
     Engine,
@@ -30,9 +30,10 @@ from traitbasis.engines.base import (
     Request,
     Sampling,
     Ticket,
+    as_engine_error,
 )
 from traitbasis.engines.transformers import TransformersEngine
-from traitbasis.errors import EngineBusyError, EngineError, RequestError, TraitSpecError
+from traitbasis.errors import EngineError, RequestError, TraitSpecError
 from traitbasis.guards import GUARDS, Guard, failed_guard
 from traitbasis.model import LanguageModel, load_model
 from traitbasis.spec import Traits, format_traits
@@ -52,7 +53,8 @@ class UserTurn:
     """One message of the simulated user, and what made it (contract 11).
 
     intensities: what was asked for, off traits left out. dose: of the composed addition. seed: with it the same request
-    gets this turn again. tries: generations it took.
+    gets this turn again. sampling: as this text was drawn; after a rejection a greedy draw gets a temperature.
+    tries: generations it took.
     rejected: how many were rejected, by guard. failed_guard: set when tries ran out and the text fails that guard.
     """
 
@@ -67,6 +69,7 @@ class UserTurn:
     tries: int = 1
     rejected: dict[str, int] = field(default_factory=dict)
     failed_guard: str | None = None
+    positions: Positions = "generated"
 
     def __str__(self) -> str:
         return self.text
@@ -103,7 +106,7 @@ class UserSimulator:
 
     def __init__(
         self,
-        model: LanguageModel | str,
+        model: LanguageModel | str | Path,
         basis: Basis | str | Path | None = None,
         *,
         as_: As | None = None,
@@ -111,13 +114,14 @@ class UserSimulator:
         sampling: Sampling | None = None,
         guards: Sequence[Guard] = GUARDS,
     ) -> None:
-        self.lm = load_model(model) if isinstance(model, str) else model
+        self.lm = model if isinstance(model, LanguageModel) else load_model(str(model))
         if isinstance(basis, Basis):
             basis.check_model(self.lm)
             self.basis = basis
         else:
             self.basis = find_basis(self.lm, basis)
-        self.as_: As = as_ or self.basis.as_
+        self.as_: As = self.basis.as_ if as_ is None else as_
+        check_choice("as_", self.as_, As)
         self.sampling = sampling or Sampling()
         self.guards = tuple(guards)
         self.engine = engine or TransformersEngine(self.lm)
@@ -163,6 +167,8 @@ class UserSimulator:
         **sampling: Any,
     ) -> PreparedTurn:
         """Check a request and render its prompt, without generating. Arguments and errors as for ``reply``."""
+        if not isinstance(trial, int | str):
+            raise RequestError(f"trial must be a whole number or a text, not {trial!r}")
         intensities = self.basis.parse(traits)
         drawn = _changed(self.sampling, sampling)
         turns = read_messages(messages)
@@ -229,7 +235,7 @@ class UserSimulator:
             while True:
                 item = queue.get()
                 if isinstance(item, Failure):
-                    raise item.error
+                    raise as_engine_error(item)
                 yield item
                 if isinstance(item, UserTurn):
                     return
@@ -248,7 +254,7 @@ class _Tries:
         self._cancelled = False
         self._tries = 0
         self._rejected: Counter[str] = Counter()
-        self._best: tuple[Generation, str] | None = None
+        self._best: tuple[Generation, str, Request] | None = None
         self._ticket: Ticket | None = None
         self._next_try()
 
@@ -264,6 +270,7 @@ class _Tries:
             hotter = max(request.sampling.temperature, _RETRY_TEMPERATURE)
             request = replace(request, seed=seed, sampling=replace(request.sampling, temperature=hotter))
         self._tries += 1
+        self._request = request
         number = self._tries
         self._collector = Collector()
         self._live = LiveText() if not self._guards else None
@@ -295,17 +302,15 @@ class _Tries:
             return
         self._rejected[guard.name] += 1
         if guard.sendable and self._best is None:
-            self._best = generation, guard.name
+            self._best = generation, guard.name, self._request
         if self._tries < MAX_TRIES and not self._cancelled:
             try:
                 self._next_try()
                 return
-            except EngineBusyError:
-                pass  # no room for another try: as if tries had run out
-            except EngineError as error:
+            except EngineError as error:  # no room either: what is sent must not depend on the load (contract 9)
                 self._listener(Failure(error))
                 return
-        best, name = self._best or (replace(generation, text=SILENCE), guard.name)
+        best, name, self._request = self._best or (replace(generation, text=SILENCE), guard.name, self._request)
         self._deliver(best, name)
 
     def _deliver(self, generation: Generation, failed: str | None) -> None:
@@ -320,12 +325,13 @@ class _Tries:
                 intensities=self._prepared.intensities,
                 dose=self._prepared.dose,
                 seed=self._prepared.seed,
-                sampling=self._prepared.request.sampling,
+                sampling=self._request.sampling,
                 prompt_tokens=len(self._prepared.request.prompt_ids),
                 completion_tokens=len(generation.token_ids),
                 tries=self._tries,
                 rejected=dict(self._rejected),
                 failed_guard=failed,
+                positions=self._request.positions,
             )
         )
 

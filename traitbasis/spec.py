@@ -7,7 +7,6 @@ An intensity is a level or a finite number: 1.0 is "medium", 0 is off, a negativ
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from decimal import Decimal
@@ -17,6 +16,7 @@ from traitbasis.errors import TraitSpecError
 
 # Numbers for the levels until a basis is calibrated: fixed fractions of its columns' scale.
 LEVELS = {"off": 0.0, "none": 0.0, "low": 0.5, "medium": 1.0, "high": 1.5}
+MAX_INTENSITY = 1000  # far beyond any use; keeps sums finite
 Traits = str | Mapping[str, Any] | None
 
 _PART = re.compile(r"^(?P<trait>[A-Za-z][A-Za-z0-9_]*)(?:-(?P<intensity>-?[A-Za-z0-9.]+))?$")
@@ -29,7 +29,7 @@ def parse_traits(traits: Traits, known: Collection[str], aliases: Mapping[str, s
     intensity in a text spec is "medium". Raises TraitSpecError for an unknown trait (naming the
     known ones), a trait given twice, or an intensity that is no level and no finite number.
     """
-    if not traits:
+    if traits is None or traits == "":
         return {}
     if isinstance(traits, str):
         items: list[tuple[str, Any]] = []
@@ -77,9 +77,9 @@ def _intensity(trait: str, value: Any) -> float:
             return LEVELS[text]
         with suppress(ValueError):
             value = float(text)
-    # Whole numbers beyond the range of a float are no finite intensity either.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_INTENSITY:
         raise TraitSpecError(
-            f"intensity {value!r} of trait {trait!r} is no level and no finite number; levels: {', '.join(LEVELS)}"
+            f"intensity {value!r} of trait {trait!r} is no level ({', '.join(LEVELS)}) and no number from "
+            f"-{MAX_INTENSITY} to {MAX_INTENSITY}"
         )
     return float(value)

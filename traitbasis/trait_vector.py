@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,6 +42,11 @@ class Provenance:
     traitbasis_version: str
     transformers_version: str
     torch_version: str
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (("as_", self.as_, As), ("span", self.span, Span)):
+            if value not in get_args(choices):
+                raise ArtifactError(f"{name} is {value!r}; known: {', '.join(get_args(choices))}")
 
     def check_model(self, lm: LanguageModel, what: str) -> None:
         """Raises ArtifactError, naming both models, when `lm` is not the model (or template) this was made on."""
@@ -75,6 +80,14 @@ class TraitVector:
     provenance: Provenance
     aliases: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.vector.dim() != 2 or {self.layer_norms.shape, self.agreement.shape} != {self.vector.shape[:1]}:
+            raise ArtifactError(f"the tensors of {self.trait} have unexpected shapes; extract it again")
+        check_finite(self.vector, f"the vector of {self.trait}")
+        check_finite(self.layer_norms, f"layer norms of {self.trait}")
+        if not (self.layer_norms > 0).all():
+            raise ArtifactError(f"a layer norm of {self.trait} is not positive; extract it again")
+
     @property
     def n_layers(self) -> int:
         return self.vector.shape[0]
@@ -92,8 +105,13 @@ class TraitVector:
         return self * -1.0
 
     def __add__(self, other: TraitVector) -> TraitVector:
-        if self.provenance.model_fingerprint != other.provenance.model_fingerprint:
-            raise ArtifactError(f"cannot add a vector of {self.provenance.model} and one of {other.provenance.model}")
+        for field in ("model_fingerprint", "template_hash", "as_", "span"):
+            mine, others = getattr(self.provenance, field), getattr(other.provenance, field)
+            if mine != others:
+                raise ArtifactError(
+                    f"cannot add {self.trait} ({self.provenance.model}) and {other.trait} ({other.provenance.model}): "
+                    f"their {field} is {mine} and {others}"
+                )
         pair_ids = self.provenance.pair_ids + other.provenance.pair_ids
         provenance = replace(
             self.provenance,
@@ -107,6 +125,9 @@ class TraitVector:
             provenance=provenance,
             aliases=(),
         )
+
+    def __sub__(self, other: TraitVector) -> TraitVector:
+        return self + -other
 
     def save(self, path: str | Path) -> Path:
         """Write to `path` (safetensors), by way of a temporary file beside it."""
@@ -130,8 +151,8 @@ class TraitVector:
             )
         except (KeyError, TypeError) as error:
             raise ArtifactError(f"{path} has no field {error} in its provenance; extract it again") from error
-        if vector.vector.dim() != 2 or vector.layer_norms.shape != vector.vector.shape[:1]:
-            raise ArtifactError(f"{path} holds tensors of unexpected shapes; extract it again")
+        except ArtifactError as error:
+            raise ArtifactError(f"{path}: {error}") from error
         return vector
 
     def export_gguf(self, path: str | Path) -> Path:
@@ -157,6 +178,14 @@ class TraitVector:
             writer.close()
             temporary.replace(path)
         return path
+
+
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Raises ArtifactError unless `tensor` is float32 and finite."""
+    if tensor.dtype != torch.float32:
+        raise ArtifactError(f"{what} is {tensor.dtype}, not float32")
+    if not torch.isfinite(tensor).all():
+        raise ArtifactError(f"{what} is not finite")
 
 
 def provenance_from(description: Mapping[str, Any]) -> Provenance:

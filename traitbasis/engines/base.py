@@ -14,10 +14,14 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from traitbasis.errors import EngineError, RequestError
+from traitbasis.chat import check_choice
+from traitbasis.errors import EngineError, RequestError, TraitBasisError
 
 Finish = Literal["stop", "length", "cancelled"]
 Positions = Literal["generated", "all"]
+
+# Every stop string is looked for at every step, in the thread that serves everybody.
+_MAX_STOPS, _MAX_STOP_LENGTH = 16, 256
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,10 @@ class Sampling:
             raise RequestError(f"stop must be a tuple of strings, not {self.stop!r}")
         if any(not text for text in self.stop):
             raise RequestError("stop contains an empty string")
+        if len(self.stop) > _MAX_STOPS or any(len(text) > _MAX_STOP_LENGTH for text in self.stop):
+            raise RequestError(f"stop takes at most {_MAX_STOPS} strings of at most {_MAX_STOP_LENGTH} characters")
+        if any("\ud800" <= character <= "\udfff" for text in self.stop for character in text):
+            raise RequestError("stop contains half of a surrogate pair, which is no character")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +76,9 @@ class Request:
     stop_ids: frozenset[int]
     additions: Mapping[int, Tensor] = field(default_factory=dict)
     positions: Positions = "generated"
+
+    def __post_init__(self) -> None:
+        check_choice("positions", self.positions, Positions)
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,15 @@ class Failure:
     """The generation ended without a result."""
 
     error: Exception
+
+
+def as_engine_error(failure: Failure) -> TraitBasisError:
+    """The failure's error when it is one of ours, else an EngineError caused by it."""
+    if isinstance(failure.error, TraitBasisError):
+        return failure.error
+    error = EngineError(f"{type(failure.error).__name__}: {failure.error}")
+    error.__cause__ = failure.error
+    return error
 
 
 Listener = Callable[[Event | Failure], None]
@@ -145,7 +165,7 @@ def generate(engine: Engine, request: Request) -> Generation:
         while True:
             event = events.get()
             if isinstance(event, Failure):
-                raise event.error if isinstance(event.error, EngineError) else EngineError(str(event.error))
+                raise as_engine_error(event)
             if done := collector.add(event):
                 return done
     except BaseException:
