@@ -4,7 +4,8 @@ For every scenario and seed one turn is drawn unsteered, with each trait, and wi
 at the same layer. Two measures, neither of which the vectors were made from:
 
 expression: the turn is re-read by the unsteered model and projected on the direction of the held-out pairs (0: as the
-held-out negatives, 1: as the held-out positives). Differences are paired by scenario and seed, with 95 % bootstrap
+held-out negatives, 1: as the held-out positives), at the layer where that direction ranks the other pairs best.
+Differences are paired by scenario and seed, with 95 % bootstrap
 intervals over scenarios. It judges the text, and is noisy.
 
 preference: how much likelier, in nats per token, steering makes the held-out pairs' positive responses against their
@@ -125,8 +126,7 @@ def main() -> None:
         dose = DEFAULT_DOSE if arguments.dose is None else arguments.dose
         basis = build_basis(vectors, layer=arguments.layer, dose=dose)
     basis = with_random_column(basis, seed=0)
-    layers = {column.trait: column.layer for column in basis.columns}
-    probes = [TraitProbe.from_held_out(lm, pairs, layers[trait], basis.as_) for trait, pairs in pair_sets.items()]
+    probes = [TraitProbe.from_held_out(lm, pairs, as_=basis.as_) for pairs in pair_sets.values()]
     scenarios = read_scenarios(arguments.scenarios)
     contexts = [scenario for _ in range(arguments.seeds) for scenario in scenarios]
 
@@ -197,7 +197,8 @@ def show(rows: list[dict[str, Any]], probes: list[TraitProbe], title: str) -> No
         low, high = cell["interval"]
         return f"{cell['difference']:+.2f} [{low:+.2f}, {high:+.2f}]"
 
-    print(f"{title}; {rows[0]['turns']} turns a condition\n")
+    print(f"{title}; {rows[0]['turns']} turns a condition")
+    print("probes: " + "; ".join(f"{p.trait} at layer {p.layer}, AUC {p.auc:.2f}" for p in probes) + "\n")
     print("| condition | dose | customer-like | draws rejected | facts a turn | words | own expression |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:
@@ -212,9 +213,9 @@ def show(rows: list[dict[str, Any]], probes: list[TraitProbe], title: str) -> No
         "preference shift, nats per token": lambda row, trait: f"{row['preference_shift'][trait]:+.3f}",
     }
     for name, value in tables.items():
-        print(f"\n| {name} | " + " | ".join(f"{p.trait} (probe AUC {p.auc:.2f})" for p in probes) + " |")
+        print(f"\n| {name} | " + " | ".join(p.trait for p in probes) + " |")
         print("|---" * (len(probes) + 1) + "|")
-        for row in rows[1:]:
+        for row in rows[1:-1] if "random" in name else rows[1:]:
             print(f"| {row['condition']} | " + " | ".join(value(row, p.trait) for p in probes) + " |")
 
 

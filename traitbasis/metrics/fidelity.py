@@ -40,20 +40,29 @@ class TraitProbe:
     auc: float
 
     @classmethod
-    def from_held_out(cls, lm: LanguageModel, pair_set: PairSet, layer: int, as_: As = "user") -> TraitProbe:
+    def from_held_out(
+        cls, lm: LanguageModel, pair_set: PairSet, layer: int | None = None, as_: As = "user"
+    ) -> TraitProbe:
         """Make a probe from the ``heldout`` pairs and check it on all the others.
 
+        layer: where hidden states are read; by default where the probe ranks the other pairs best, of equals the one
+        nearest the middle. That is a choice of the instrument, made on pairs alone: no steered text has a part in it.
         Raises PairError when no pair is held out.
         """
         made_from = pair_set.select("heldout")
         if not made_from:
             raise PairError(f"{pair_set.trait}: no pair is marked 'use: heldout'; nothing independent can measure it")
-        positive, negative = _sides(lm, made_from, layer, as_)
-        difference = positive.mean(0) - negative.mean(0)
-        direction = difference / difference.square().sum()
-        offset = float(negative.mean(0) @ direction)
-        checked = _sides(lm, pair_set.select("default", "extra"), layer, as_)
-        return cls(pair_set.trait, layer, as_, direction, offset, auc(*(side @ direction for side in checked)))
+        positive, negative = _sides(lm, made_from, as_)
+        checked = _sides(lm, pair_set.select("default", "extra"), as_)
+        middle = len(lm.layers) // 2
+        probes = []
+        for z in range(len(lm.layers)) if layer is None else [layer]:
+            difference = positive[:, z].mean(0) - negative[:, z].mean(0)
+            direction = difference / difference.square().sum()
+            offset = float(negative[:, z].mean(0) @ direction)
+            rank = auc(*(side[:, z] @ direction for side in checked))
+            probes.append(cls(pair_set.trait, z, as_, direction, offset, rank))
+        return max(probes, key=lambda probe: (probe.auc, -abs(probe.layer - middle)))
 
     def score(self, lm: LanguageModel, turns: Sequence[tuple[Sequence[Turn], str]]) -> Tensor:
         """Expression ``(n,)`` of each (context, reply): 0 as the held-out negatives, 1 as the held-out positives."""
@@ -92,9 +101,10 @@ def auc(positive: Tensor, negative: Tensor) -> float:
     return float(((difference > 0).float() + 0.5 * (difference == 0).float()).mean())
 
 
-def _sides(lm: LanguageModel, pairs: Sequence[Pair], layer: int, as_: As) -> tuple[Tensor, Tensor]:
+def _sides(lm: LanguageModel, pairs: Sequence[Pair], as_: As) -> tuple[Tensor, Tensor]:
+    """Means ``(n, layers, d_model)`` of the positive and of the negative responses."""
     replies = [tokenize_reply(lm.tokenizer, p.context, text, as_) for p in pairs for text in (p.positive, p.negative)]
-    means = read_states(lm, replies).means[:, layer]
+    means = read_states(lm, replies).means
     return means[0::2], means[1::2]
 
 
