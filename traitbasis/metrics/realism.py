@@ -1,8 +1,9 @@
 """Is this the customer speaking? The commonest failure of small user simulators is a role flip: a turn that a support
 agent would write.
 
-A rule on the text alone: phrases that offer service, speak for the company, or ask the customer for their data. How
-well it agrees with people is in the README's table of limits.
+A rule on the text alone: phrases that offer service, speak for the company, or ask the customer for their data. It
+finds turns in the agent's *words*; a turn that speaks from the agent's side in the customer's words, or about something
+else altogether, passes (README, "What the default dose does").
 """
 
 from __future__ import annotations
