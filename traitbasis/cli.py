@@ -251,7 +251,7 @@ def serve(
 @app.command()
 def demo(
     model: Model = DEFAULT_MODEL,
-    seed: Annotated[int, typer.Option(help="Another conversation.")] = 4,
+    seed: Annotated[int, typer.Option(help="Another conversation.")] = 12,
 ) -> None:
     """Extract the four traits and show one conversation four ways, side by side.
 

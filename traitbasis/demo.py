@@ -16,7 +16,7 @@ from traitbasis.errors import ArtifactError
 from traitbasis.extract import extract
 from traitbasis.model import LanguageModel
 from traitbasis.pairs import PairSet, known_traits, load_pairs, pair_set_hash
-from traitbasis.simulator import UserSimulator
+from traitbasis.simulator import UserSimulator, UserTurn
 from traitbasis.trait_vector import TraitVector
 
 INSTRUCTION = (
@@ -44,12 +44,14 @@ def run_demo(
         conversations = {}
         for way, traits in WAYS.items():
             messages = [{"role": "system", "content": INSTRUCTION}]
+            replies: list[str] = []
             for line in AGENT_LINES:
                 messages.append({"role": "user", "content": line})
                 turn = user.reply(messages, traits, seed=seed, max_tokens=60)
                 messages.append({"role": "assistant", "content": turn.text})
+                replies.append(_shown(turn))
                 advance(1)
-            conversations[way] = (turn.dose, [m["content"] for m in messages if m["role"] == "assistant"])
+            conversations[way] = (turn.dose, replies)
 
     console.print(f"\n[dim]The customer's instruction:[/dim] {escape(INSTRUCTION)}", highlight=False)
     for i, line in enumerate(AGENT_LINES):
@@ -57,13 +59,21 @@ def run_demo(
         for way, (dose, _) in conversations.items():
             heading = way if WAYS[way] in ("", way) else f"{way}: {WAYS[way]}"
             table.add_column(f"{escape(heading)}\n[dim]dose {dose:.2f}[/dim]", ratio=1)
-        table.add_row(*(escape(replies[i]) for _, replies in conversations.values()))
+        table.add_row(*(replies[i] for _, replies in conversations.values()))
         console.print(table)
     console.print(
-        f"[dim]{lm.name}, basis {basis.fingerprint}, seed {seed}. A model this small is for trying things; "
-        "see the README for models that give results.[/dim]",
+        f"[dim]{lm.name}, basis {basis.fingerprint}, seed {seed}; other seeds, other texts (the default one reads well). "
+        "A model this small is for trying things; the README's limits say what to use for results.[/dim]",
         highlight=False,
     )
+
+
+def _shown(turn: UserTurn) -> str:
+    """A turn's text, and in dim what a reader should know about it."""
+    notes = ["cut off"] if turn.finish == "length" else []
+    if turn.failed_guard:
+        notes.append(f"{turn.failed_guard} in all {turn.tries} draws")
+    return escape(turn.text) + (f" [dim]({', '.join(notes)})[/dim]" if notes else "")
 
 
 def _basis(lm: LanguageModel, progress: Callable[[str, int], AbstractContextManager[Callable[[int], None]]]) -> Basis:
