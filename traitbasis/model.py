@@ -241,9 +241,9 @@ def _verify_generation(lm: LanguageModel) -> None:
     and a row padded on the left what the row alone gives. Recurrent models, among others, do not. Raises ModelError."""
     vocabulary = int(lm.model.get_input_embeddings().weight.shape[0])
     long, short = ([(seed + 7 * i) % vocabulary for i in range(length)] for seed, length in ((3, 8), (5, 3)))
-    alone_long, alone_short = (lm.forward(*pad_left([row], 0, lm.device))[0, -1].float() for row in (long, short))
     tolerance = 1e-3 if lm.model.dtype == torch.float32 else 0.1
     try:
+        alone_long, alone_short = (lm.forward(*pad_left([row], 0, lm.device))[0, -1].float() for row in (long, short))
         ids, mask = pad_left([long, short], 0, lm.device)
         cache = DynamicCache(config=lm.model.config)
         lm.forward(ids[:, :-1], mask[:, :-1], cache)
