@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +22,8 @@ from traitbasis.spec import format_traits
 from . import turns
 from .errors import UnknownModelError, describe
 from .schemas import ChatCompletionRequest
+
+MAX_CHOICES = 16
 
 
 def router(simulator: UserSimulator, model_id: str) -> APIRouter:
@@ -45,6 +47,19 @@ def router(simulator: UserSimulator, model_id: str) -> APIRouter:
             **provenance,
         }
 
+    def token(token_id: int, logprob: float) -> dict[str, Any]:
+        text = simulator.lm.tokenizer.decode([token_id])
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    def logprobs(turn: UserTurn) -> dict[str, Any] | None:
+        if turn.sampling.logprobs is None:
+            return None
+        content = [
+            {**token(token_id, found.logprob), "top_logprobs": [token(*likely) for likely in found.top]}
+            for token_id, found in zip(turn.token_ids, turn.logprobs, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
     @routes.get("/models")
     async def models() -> dict[str, Any]:
         ids = [model_id, *(f"{model_id}@{trait}-medium" for trait in simulator.basis.traits)]
@@ -57,8 +72,9 @@ def router(simulator: UserSimulator, model_id: str) -> APIRouter:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         if not body.messages:
             raise RequestError("messages is empty")
-        if body.n not in (None, 1):
-            raise RequestError(f"n is {body.n}; one choice a request is supported")
+        n = 1 if body.n is None else body.n
+        if not 1 <= n <= MAX_CHOICES:
+            raise RequestError(f"n is {n}; it must be between 1 and {MAX_CHOICES}")
         if body.response_format and body.response_format.type != "text":
             raise RequestError(f"response_format {body.response_format.type!r} is not supported; user turns are text")
         traits = _traits_of_id(body.model, model_id)
@@ -66,6 +82,7 @@ def router(simulator: UserSimulator, model_id: str) -> APIRouter:
             simulator,
             body.messages,
             traits if body.body_traits is None else body.body_traits,
+            n=n,
             seed=body.seed,
             trial=body.trial,
             **body.sampling,
@@ -79,35 +96,53 @@ def router(simulator: UserSimulator, model_id: str) -> APIRouter:
         if body.stream:
             include_usage = bool(body.stream_options and body.stream_options.include_usage)
             return StreamingResponse(stream(head, running, include_usage), media_type="text/event-stream")
-        turn = await running.turn(request)
-        message = {"role": "assistant", "content": turn.text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(turn)}
+        found = await running.turns(request)
         return JSONResponse(
             {
                 **head,
                 "object": "chat.completion",
-                "choices": [choice],
-                "usage": _usage(turn),
-                "traitbasis": metadata(turn),
+                "choices": [
+                    {
+                        "index": index,
+                        "message": {"role": "assistant", "content": turn.text, "refusal": None},
+                        "logprobs": logprobs(turn),
+                        "finish_reason": _finish(turn),
+                    }
+                    for index, turn in enumerate(found)
+                ],
+                "usage": _usage(found),
+                # Of the first choice; the others differ in what was drawn, so theirs stand beside it.
+                "traitbasis": metadata(found[0]) | ({"choices": [metadata(t) for t in found]} if n > 1 else {}),
             }
         )
 
-    async def stream(head: dict[str, Any], running: turns.RunningTurn, include_usage: bool) -> AsyncIterator[str]:
-        def chunk(delta: dict[str, Any] | None, finish: str | None = None, **more: Any) -> str:
-            choices = [] if delta is None else [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]
-            return _event({**head, "object": "chat.completion.chunk", "choices": choices, **more})
+    async def stream(head: dict[str, Any], running: turns.RunningTurns, include_usage: bool) -> AsyncIterator[str]:
+        def chunk(index: int, delta: dict[str, Any], turn: UserTurn | None = None) -> str:
+            choice = {
+                "index": index,
+                "delta": delta,
+                "logprobs": turn and logprobs(turn),
+                "finish_reason": turn and _finish(turn),
+            }
+            more = {"traitbasis": metadata(turn)} if turn else {}
+            return _event({**head, "object": "chat.completion.chunk", "choices": [choice], **more})
 
-        yield chunk({"role": "assistant", "content": ""})
+        done: list[UserTurn] = []
         try:
-            async for item in running.items():
+            for index in range(running.count):
+                yield chunk(index, {"role": "assistant", "content": ""})
+            async for index, item in running.items():
                 if isinstance(item, str):
-                    yield chunk({"content": item})
+                    yield chunk(index, {"content": item})
                 else:
-                    yield chunk({}, _finish(item), traitbasis=metadata(item))
-                    if include_usage:
-                        yield chunk(None, usage=_usage(item))
+                    yield chunk(index, {}, item)
+                    done.append(item)
+            if include_usage:
+                yield _event({**head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(done)})
         except Exception as error:  # the status line is out, so the error goes into the stream
             yield _event(describe(error)[1])
+        finally:
+            running.cancel()
         yield "data: [DONE]\n\n"
 
     return routes
@@ -127,12 +162,9 @@ def _finish(turn: UserTurn) -> str:
     return "length" if turn.finish == "length" else "stop"
 
 
-def _usage(turn: UserTurn) -> dict[str, int]:
-    return {
-        "prompt_tokens": turn.prompt_tokens,
-        "completion_tokens": turn.completion_tokens,
-        "total_tokens": turn.prompt_tokens + turn.completion_tokens,
-    }
+def _usage(choices: Sequence[UserTurn]) -> dict[str, int]:
+    prompt, completion = choices[0].prompt_tokens, sum(turn.completion_tokens for turn in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _event(data: dict[str, Any]) -> str:

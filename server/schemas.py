@@ -31,6 +31,13 @@ class ChatCompletionRequest(_Lenient):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
@@ -57,6 +64,12 @@ class ChatCompletionRequest(_Lenient):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": self.logit_bias,
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
             "max_tokens": self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
             "stop": stop or None,
         }

@@ -25,6 +25,7 @@ def router(simulator: UserSimulator) -> APIRouter:
             raise RequestError("messages is empty")
         seed = None if body.seed is None or body.seed < 0 else body.seed  # clients send -1 for "none"
         running = await turns.start(simulator, body.messages, body.trait_dict, seed=seed, **body.sampling)
-        return SteerResponse(response=(await running.turn(request)).text)
+        (turn,) = await running.turns(request)
+        return SteerResponse(response=turn.text)
 
     return routes

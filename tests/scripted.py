@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from traitbasis.engines.base import Event, Failure, Finish, Listener, Request
+from traitbasis.engines.base import EngineStats, Event, Failure, Finish, Listener, Request
 
 
 @dataclass
@@ -55,6 +55,9 @@ class ScriptedEngine:
         else:
             self._play(script, listener, ticket)
         return ticket
+
+    def stats(self) -> EngineStats:
+        return EngineStats(max_batch=1, max_queue=1, max_context=None, prompt_tokens=len(self.requests))
 
     def close(self) -> None:
         if self._thread:

@@ -26,7 +26,7 @@ from tiny import WIDTH, tiny_model
 from torch import nn
 
 from traitbasis.chat import TokenizedReply
-from traitbasis.engines.base import Event, Failure, Generation, Request, Sampling, generate
+from traitbasis.engines.base import EngineStats, Event, Failure, Generation, Request, Sampling, generate
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.errors import EngineBusyError, EngineError, RequestError
 from traitbasis.extract import read_states
@@ -340,6 +340,9 @@ class Script:
 
     def cancel(self) -> None:
         self.cancelled = True
+
+    def stats(self) -> EngineStats:
+        return EngineStats(max_batch=1, max_queue=1, max_context=None)
 
     def close(self) -> None:
         pass

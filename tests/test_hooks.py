@@ -294,12 +294,12 @@ def test_steering_is_applied_in_every_forward_it_should_be(
     lm: LanguageModel, positions: str, length: int, steered: list[int]
 ) -> None:
     """Fault 31: forwards of the network, and how many hooks of ours the layer had when each one reached it."""
+    engine = TransformersEngine(lm)  # tries the model out; that is not counted
     base, applied, forwards = len(lm.layers[2]._forward_hooks), [], []
     handles = [
         lm.model.register_forward_pre_hook(lambda module, arguments: forwards.append(1)),
         lm.layers[2].register_forward_pre_hook(lambda block, a: applied.append(len(block._forward_hooks) - base)),
     ]
-    engine = TransformersEngine(lm)
     try:
         request = greedy(prompt_of(length), 5, additions=push(2, 1.0), positions=positions, stop_ids=frozenset())
         generate(engine, request)

@@ -9,7 +9,8 @@ from reference import Listener, greedy, prompt_of
 from tiny import tiny_model, tiny_tokenizer
 
 from traitbasis.engines.base import Request, Sampling, generate
-from traitbasis.engines.transformers import TokenText, TransformersEngine
+from traitbasis.engines.text import TokenText
+from traitbasis.engines.transformers import TransformersEngine
 
 TOKENIZER = tiny_tokenizer()
 # U+FFFD stands for an incomplete character while text grows, so a stop string cannot be told from one.

@@ -18,16 +18,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import align_module_device
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    DynamicCache,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from traitbasis import embedded
 from traitbasis.chat import As, stop_token_ids, template_hash
+from traitbasis.cpu import faster_dtype, lay_out_weights
 from traitbasis.errors import ModelError
 from traitbasis.hooks import hidden_of, steer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+QUANTIZATIONS = ("8bit", "4bit")  # by bitsandbytes
 _FINGERPRINT_SAMPLES = 64
 
 
@@ -76,13 +87,28 @@ class LanguageModel:
         configured = self.model.generation_config.eos_token_id if self.model.generation_config else None
         return stop_token_ids(self.tokenizer, as_, configured)
 
-    def forward(self, ids: Tensor, mask: Tensor, cache: Any = None, last_only: bool = True) -> Tensor:
-        """Logits ``(batch, tokens or 1, vocabulary)`` of a left-padded batch; `cache` is filled when given.
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids the model has an embedding for."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
-        ids: ``(batch, new tokens)``. mask: ``(batch, cached + new tokens)``, 1 where there is a token. Positions are
-        each row's own count of its tokens, so padding changes nothing.
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        cache: Any = None,
+        last_only: bool = True,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Logits ``(batch, tokens or 1, vocabulary)``; `cache` is filled when given.
+
+        ids: ``(batch, new tokens)``. mask: of a left-padded batch ``(batch, cached + new tokens)``, 1 where there is a
+        token, and then positions are each row's own count of its tokens, so padding changes nothing. With `positions`
+        ``(batch, new tokens)`` given, mask is None (causal, no padding) or additive ``(batch, 1, new tokens, all)``.
         """
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        if positions is None:
+            assert mask is not None
+            positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         arguments: dict[str, Any] = {"use_cache": cache is not None}
         if cache is not None:
             arguments[self._cache_argument] = cache
@@ -110,16 +136,25 @@ def load_model(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    quantize: str | None = None,
+    device_map: str | dict[str, Any] | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> LanguageModel:
     """Load a model by alias, folder or hub id.
 
     device: ``auto`` takes CUDA, then Apple's MPS, then the CPU. dtype: ``auto`` is float32 on the CPU, where results
-    are repeatable in any batch (contract 3), and the checkpoint's own elsewhere.
+    are repeatable in any batch (contract 3), and the checkpoint's own elsewhere; ``fastest`` measures on the CPU and
+    takes bfloat16 where that pays (``cpu.faster_dtype``). quantize: ``8bit`` or ``4bit``, by bitsandbytes; a checkpoint
+    that is quantised already loads as it is. device_map: spread the model over devices, as accelerate does; instead of
+    `device`.
     Raises ModelError for a model that is not found, cannot be read, or does not verify.
     """
-    if dtype not in ("auto", *DTYPES):
-        raise ModelError(f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}")
+    if dtype not in ("auto", "fastest", *DTYPES):
+        raise ModelError(f"unknown dtype {dtype!r}; known: auto, fastest, {', '.join(DTYPES)}")
+    if quantize not in (None, *QUANTIZATIONS):
+        raise ModelError(f"unknown quantization {quantize!r}; known: {', '.join(QUANTIZATIONS)}")
+    if device_map is not None and device != "auto":
+        raise ModelError(f"give either a device ({device!r}) or a device map ({device_map!r}), not both")
     target = _device(device)
     source: str | Path = name
     if name in embedded.EMBEDDED:
@@ -130,12 +165,20 @@ def load_model(
     elif Path(name).is_absolute() or name.startswith((".", "~")):
         raise ModelError(f"no model folder at {name!r}")
     say(f"loading {name}")
-    resolved = DTYPES.get(dtype, torch.float32 if target.type == "cpu" else "auto")
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
+        config = AutoConfig.from_pretrained(source)
+        quantized = quantize is not None or getattr(config, "quantization_config", None) is not None
+        options: dict[str, Any] = {"dtype": _dtype(dtype, target, config, quantized or device_map is not None)}
+        if quantize is not None:
+            options["quantization_config"] = BitsAndBytesConfig(**{f"load_in_{quantize}": True})
+        if quantized or device_map is not None:  # such a model is placed while it is loaded, and cannot be moved
+            options["device_map"] = device_map or {"": str(target)}
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=resolved)
+        model = AutoModelForCausalLM.from_pretrained(source, **options)
+        if "device_map" not in options:
+            model = model.to(target)
     except Exception as error:  # whatever a damaged or foreign checkpoint makes the loaders raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
@@ -145,7 +188,10 @@ def load_model(
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
-    return prepare_model(name, model.to(target), tokenizer)
+    lm = prepare_model(name, model, tokenizer)
+    if target.type == "cpu" and "device_map" not in options:
+        lay_out_weights(lm.layers)
+    return lm
 
 
 def model_slug(source: str) -> str:
@@ -189,14 +235,25 @@ def fingerprint(model: PreTrainedModel) -> str:
 
     Rounding makes a bfloat16 checkpoint and its float32 copy the same model; sampling keeps it fast at any size.
     """
+    names = {name for name, _ in model.named_parameters()}  # shared ones once
+    parts: dict[str, bytes] = {}
+    for prefix, module in model.named_modules():
+        with align_module_device(module):  # fetches what is offloaded
+            for name, parameter in module.named_parameters(prefix, recurse=False):
+                if name not in names:
+                    continue
+                parts[name] = json.dumps([name, list(parameter.shape)]).encode() + _samples(parameter)
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        flat = parameter.detach().reshape(-1)
-        step = max(1, flat.numel() // _FINGERPRINT_SAMPLES)
-        values = flat[::step][:_FINGERPRINT_SAMPLES].to("cpu", torch.float32).to(torch.bfloat16)
-        digest.update(json.dumps([name, list(parameter.shape)]).encode())
-        digest.update(values.view(torch.int16).numpy().tobytes())
+    for _, part in sorted(parts.items()):
+        digest.update(part)
     return digest.hexdigest()[:16]
+
+
+def _samples(parameter: Tensor) -> bytes:
+    flat = parameter.detach().reshape(-1)
+    step = max(1, flat.numel() // _FINGERPRINT_SAMPLES)
+    values = flat[::step][:_FINGERPRINT_SAMPLES].to("cpu", torch.float32).to(torch.bfloat16)
+    return values.view(torch.int16).numpy().tobytes()
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -209,6 +266,15 @@ def pad_left(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -
             ids[i, longest - len(row) :] = torch.tensor(list(row))
             mask[i, longest - len(row) :] = 1
     return ids.to(device), mask.to(device)
+
+
+def _dtype(name: str, target: torch.device, config: Any, placed: bool) -> torch.dtype | str:
+    """The dtype to load in; "auto" is the checkpoint's own."""
+    if name == "fastest":
+        name = "auto"
+        if target.type == "cpu" and not placed:
+            return faster_dtype(config.get_text_config().hidden_size)
+    return DTYPES.get(name, torch.float32 if target.type == "cpu" and not placed else "auto")
 
 
 def _device(name: str) -> torch.device:
@@ -239,8 +305,7 @@ def _block_lists(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
 def _verify_generation(lm: LanguageModel) -> None:
     """Check the two things that generation in ragged batches rests on: a cached step gives what a full forward gives,
     and a row padded on the left what the row alone gives. Recurrent models, among others, do not. Raises ModelError."""
-    vocabulary = int(lm.model.get_input_embeddings().weight.shape[0])
-    long, short = ([(seed + 7 * i) % vocabulary for i in range(length)] for seed, length in ((3, 8), (5, 3)))
+    long, short = ([(seed + 7 * i) % lm.vocabulary for i in range(length)] for seed, length in ((3, 8), (5, 3)))
     tolerance = 1e-3 if lm.model.dtype == torch.float32 else 0.1
     try:
         alone_long, alone_short = (lm.forward(*pad_left([row], 0, lm.device))[0, -1].float() for row in (long, short))

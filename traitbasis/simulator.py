@@ -30,6 +30,7 @@ from traitbasis.engines.base import (
     Request,
     Sampling,
     Ticket,
+    TokenLogprob,
     as_engine_error,
 )
 from traitbasis.engines.transformers import TransformersEngine
@@ -56,6 +57,7 @@ class UserTurn:
     gets this turn again. sampling: as this text was drawn; after a rejection a greedy draw gets a temperature.
     tries: generations it took.
     rejected: how many were rejected, by guard. failed_guard: set when tries ran out and the text fails that guard.
+    token_ids: as generated, the one that ended the turn included. logprobs: one a token, where asked for.
     """
 
     text: str
@@ -70,6 +72,8 @@ class UserTurn:
     rejected: dict[str, int] = field(default_factory=dict)
     failed_guard: str | None = None
     positions: Positions = "generated"
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -163,10 +167,14 @@ class UserSimulator:
         *,
         seed: int | None = None,
         trial: int | str = 0,
+        choice: int = 0,
         positions: Positions = "generated",
         **sampling: Any,
     ) -> PreparedTurn:
-        """Check a request and render its prompt, without generating. Arguments and errors as for ``reply``."""
+        """Check a request and render its prompt, without generating. Arguments and errors as for ``reply``.
+
+        choice: which of several replies to one request and seed this is.
+        """
         if not isinstance(trial, int | str):
             raise RequestError(f"trial must be a whole number or a text, not {trial!r}")
         intensities = self.basis.parse(traits)
@@ -190,7 +198,7 @@ class UserSimulator:
         request = Request(
             prompt_ids=tuple(tokenize(self.lm.tokenizer, prompt)),
             # Harnesses send one seed with every turn of an episode; turns that draw alike would repeat each other.
-            seed=_digest_seed([seed, spoken]),
+            seed=_digest_seed([seed, spoken, choice] if choice else [seed, spoken]),
             sampling=drawn,
             stop_ids=self._stop_ids,
             additions=self.basis.additions(intensities),
@@ -332,6 +340,8 @@ class _Tries:
                 rejected=dict(self._rejected),
                 failed_guard=failed,
                 positions=self._request.positions,
+                token_ids=generation.token_ids,
+                logprobs=generation.logprobs,
             )
         )
 

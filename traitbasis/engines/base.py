@@ -24,9 +24,30 @@ Positions = Literal["generated", "all"]
 _MAX_STOPS, _MAX_STOP_LENGTH = 16, 256
 
 
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "top_k": (0, 10**9),
+    "min_p": (0, 1),
+    "repetition_penalty": (0, 100),
+    "presence_penalty": (-100, 100),
+    "frequency_penalty": (-100, 100),
+    "max_tokens": (1, 10**6),
+    "logprobs": (0, 100),
+}
+_WHOLE = ("top_k", "max_tokens", "logprobs")
+_MAX_BIAS = 100.0
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. Temperature 0 (below 1e-5) is greedy; top_p 1 and top_k 0 are off.
+    """How tokens are drawn, in the order of the fields' effect: penalties and bias, temperature, top_k, top_p, min_p.
+
+    temperature: 0 (below 1e-5) is greedy. top_p 1, top_k 0, min_p 0 and repetition_penalty 1 are off.
+    repetition_penalty: over the prompt and what was generated, as in transformers. presence_penalty and
+    frequency_penalty: subtracted once, and per occurrence, from tokens that were generated, as OpenAI defines them.
+    logit_bias: added to the logits of token ids. logprobs: report each token's log-probability and that of the so many
+    most likely ones (0: only the token's own), by the model's own distribution, before any of the above; None is off.
 
     Raises RequestError for a value out of range.
     """
@@ -34,23 +55,34 @@ class Sampling:
     temperature: float = 0.7
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     max_tokens: int = 96
     stop: tuple[str, ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("temperature", self.temperature, 0, 100),
-            ("top_p", self.top_p, 0, 1),
-            ("top_k", self.top_k, 0, 10**9),
-            ("max_tokens", self.max_tokens, 1, 10**6),
-        ):
-            whole = name in ("top_k", "max_tokens")
+        for name, (low, high) in _RANGES.items():
+            value, whole = getattr(self, name), name in _WHOLE
+            if name == "logprobs" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
                 raise RequestError(f"{name} must be a {'whole ' if whole else ''}number, not {value!r}")
             if not low <= value <= high:  # also false for nan
                 raise RequestError(f"{name} is {value}; it must be between {low} and {high}")
-        if self.top_p == 0:
-            raise RequestError("top_p is 0; it must be above 0")
+        for name in ("top_p", "repetition_penalty"):
+            if getattr(self, name) == 0:
+                raise RequestError(f"{name} is 0; it must be above 0")
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
+        for token, bias in self.logit_bias.items():
+            if type(token) is not int or token < 0:
+                raise RequestError(f"logit_bias has {token!r}, which is no token id")
+            if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= _MAX_BIAS:
+                raise RequestError(f"logit_bias of token {token} is {bias!r}; it must be within ±{_MAX_BIAS:g}")
         if not isinstance(self.stop, tuple | list) or any(not isinstance(text, str) for text in self.stop):
             raise RequestError(f"stop must be a tuple of strings, not {self.stop!r}")
         if any(not text for text in self.stop):
@@ -82,15 +114,25 @@ class Request:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """Natural-log probability of a generated token, and the most likely tokens at its place, likeliest first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Event:
     """One step of a generation: its token, the text that became final with it, and at the end why it ended.
 
-    token_id is None when the event carries no token (held-back text at the end, a cancellation).
+    token_id is None when the event carries no token (held-back text at the end, a cancellation). logprob is set when
+    the request asked for it.
     """
 
     token_id: int | None
     text: str
     finish: Finish | None = None
+    logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True)
@@ -119,14 +161,43 @@ class Ticket(Protocol):
         """Stop within one step; the listener then gets an event with finish "cancelled"."""
 
 
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine can take, what it is doing, and what it has done since it started.
+
+    max_context: tokens of prompt and reply together, None when nothing limits them. prompt_tokens: of requests that
+    were started; cached_tokens of them came from the prefix cache and were not computed. generated_tokens: drawn;
+    steered_tokens of them by requests with additions. steps: decode steps, each one forward for all running requests.
+    cache_bytes, cache_limit, cache_evictions: of the prefix cache, evictions in blocks.
+    """
+
+    max_batch: int
+    max_queue: int
+    max_context: int | None
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    steered_tokens: int = 0
+    cache_bytes: int = 0
+    cache_limit: int = 0
+    cache_evictions: int = 0
+
+
 class Engine(Protocol):
     """Generates tokens for many requests."""
 
     def submit(self, request: Request, listener: Listener) -> Ticket:
         """Queue a request. `listener` is called from the engine's thread and must not block.
 
-        Raises EngineBusyError when the queue is full, EngineError when the engine is closed.
+        Raises RequestError when the request cannot run on this model, EngineBusyError when the queue is full,
+        EngineError when the engine is closed.
         """
+
+    def stats(self) -> EngineStats:
+        """Capacity, load and counts; may be called from any thread."""
 
     def close(self) -> None:
         """Finish nothing more: running and waiting requests fail, the thread ends."""
@@ -134,11 +205,12 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished generation."""
+    """A finished generation. logprobs: one a token, where the request asked for them, else empty."""
 
     text: str
     token_ids: tuple[int, ...]
     finish: Finish
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Collector:
@@ -147,13 +219,18 @@ class Collector:
     def __init__(self) -> None:
         self._text: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
 
     def add(self, event: Event) -> Generation | None:
         """The finished generation with its last event, else None."""
         self._text.append(event.text)
         if event.token_id is not None:
             self._token_ids.append(event.token_id)
-        return Generation("".join(self._text), tuple(self._token_ids), event.finish) if event.finish else None
+        if event.logprob is not None:
+            self._logprobs.append(event.logprob)
+        if not event.finish:
+            return None
+        return Generation("".join(self._text), tuple(self._token_ids), event.finish, tuple(self._logprobs))
 
 
 def generate(engine: Engine, request: Request) -> Generation:

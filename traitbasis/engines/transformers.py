@@ -1,60 +1,102 @@
-"""The embedded engine: a decode loop over a transformers model, in one thread that owns the model.
+"""The embedded engine: continuous batching over a transformers model, in one thread that owns the model.
 
-Waiting requests are taken together as one batch of rows. The prompt but its last token is prefilled without any hook,
-so the past is clean by construction (contract 4); then the batch is decoded step by step from the last prompt token on,
-with each row's own addition. A finished row leaves the batch at once. Additions live in the batch, never on the
-model (contract 6); a batch in which nobody is steered registers no hook at all (contract 2).
+The loop: let newcomers in, then one decode step for everybody. A newcomer's prompt but its last token is prefilled
+alone and without any hook, so the past is clean by construction (contract 4), and most of it comes from the prefix
+cache. From the last prompt token on it is one row of the batch, with its own addition. A finished row leaves at once.
+Additions belong to the running batch, never to the model (contract 6); a batch in which nobody is steered registers no
+hook at all (contract 2).
 
-A request that arrives while a batch runs waits for it to end. Joining a running batch is the next thing to build here.
+Rows live in ``kv.Slots``. A model that does not give the same logits there as in a plain forward (sliding windows, for
+instance) is served in micro-batches instead: left-padded, prefilled together, and nobody joins until all are done.
+Why a loop of our own: docs/design.md, "Decisions".
 """
 
 from __future__ import annotations
 
-import math
+import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import (
-    DynamicCache,
-    PreTrainedTokenizerBase,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicLayer
 
-from traitbasis.engines.base import Event, Failure, Finish, Listener, Request
+from traitbasis.engines.base import EngineStats, Event, Failure, Listener, Request, Sampling, TokenLogprob
+from traitbasis.engines.kv import PrefixCache, Slots
+from traitbasis.engines.sampling import Sampler, draw
+from traitbasis.engines.text import TokenText
 from traitbasis.errors import EngineBusyError, EngineError, RequestError
 from traitbasis.hooks import steer
 from traitbasis.model import LanguageModel, pad_left
 
-# Logits divided by less overflow float32; what is drawn is the most likely token long before.
-_COLDEST = 1e-5
+logger = logging.getLogger("traitbasis.engine")
+
+DEFAULT_MAX_BATCH = 32
+DEFAULT_PREFIX_CACHE_BYTES = 2**30
+# While others decode, newcomers are let in until they have had this many tokens computed; then the others' next step.
+_PREFILL_BUDGET = 512
 
 
 class TransformersEngine:
-    """See the module docstring. `max_batch` rows run together, at most `max_queue` requests wait."""
+    """See the module docstring.
 
-    def __init__(self, lm: LanguageModel, *, max_batch: int = 8, max_queue: int = 256) -> None:
+    max_batch: rows that run together. max_queue: requests that may wait. max_context: tokens of a prompt and its reply
+    together, at most what the model's positions allow. prefix_cache_bytes: 0 turns the prefix cache off.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        *,
+        max_batch: int = DEFAULT_MAX_BATCH,
+        max_queue: int = 256,
+        max_context: int | None = None,
+        prefix_cache_bytes: int = DEFAULT_PREFIX_CACHE_BYTES,
+    ) -> None:
+        for name, value, least in (
+            ("max_batch", max_batch, 1),
+            ("max_queue", max_queue, 1),
+            ("max_context", 2 if max_context is None else max_context, 2),
+            ("prefix_cache_bytes", prefix_cache_bytes, 0),
+        ):
+            if value < least:
+                raise EngineError(f"{name} is {value}; it must be at least {least}")
         self._lm = lm
         self._max_batch = max_batch
         self._max_queue = max_queue
+        limits = [limit for limit in (lm.context_length, max_context) if limit is not None]
+        self._max_context = min(limits, default=None)
+        self._batch: _Batch
+        problem = why_not_continuous(lm)
+        if problem is None:
+            self._batch = _SlotBatch(lm, prefix_cache_bytes)
+        else:
+            logger.warning("%s: requests run in micro-batches, without a prefix cache: %s", lm.name, problem)
+            self._batch = _PaddedBatch(lm)
+        self._rows: list[_Row] = []
+        self._steps = self._prompt_tokens = self._generated = self._steered = 0
         self._waiting: deque[_Row] = deque()
         self._wake = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="traitbasis-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def continuous(self) -> bool:
+        """Whether a request joins the running batch; else it waits for the micro-batch before it."""
+        return isinstance(self._batch, _SlotBatch)
+
     def submit(self, request: Request, listener: Listener) -> _Row:
-        """See ``Engine.submit``. Raises RequestError when the prompt leaves no room in the model's context;
-        a reply that reaches its end finishes with "length"."""
+        """See ``Engine.submit``. Raises RequestError when the prompt leaves no room in the context; a reply that
+        reaches its end finishes with "length"."""
         if not request.prompt_ids:
             raise RequestError("the prompt is empty")
-        limit = self._lm.context_length
+        limit = self._max_context
         room = None if limit is None else limit - len(request.prompt_ids)
         if room is not None and room < 1:
             raise RequestError(
@@ -69,6 +111,9 @@ class TransformersEngine:
                     f"the addition at layer {layer} has shape {tuple(addition.shape)}; {self._lm.name} takes "
                     f"({self._lm.width},)"
                 )
+        for token in (*request.prompt_ids, *request.sampling.logit_bias):
+            if not 0 <= token < self._lm.vocabulary:
+                raise RequestError(f"token id {token} does not exist; ids are 0 to {self._lm.vocabulary - 1}")
         row = _Row(request, listener, self._lm.tokenizer, room)
         with self._wake:
             if self._closed:
@@ -79,6 +124,25 @@ class TransformersEngine:
             self._wake.notify()
         return row
 
+    def stats(self) -> EngineStats:
+        """See ``Engine.stats``."""
+        prefix = self._batch.prefix
+        return EngineStats(
+            max_batch=self._max_batch,
+            max_queue=self._max_queue,
+            max_context=self._max_context,
+            running=len(self._rows),
+            waiting=len(self._waiting),
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._batch.cached_tokens,
+            generated_tokens=self._generated,
+            steered_tokens=self._steered,
+            cache_bytes=prefix.bytes if prefix else 0,
+            cache_limit=prefix.limit if prefix else 0,
+            cache_evictions=prefix.evictions if prefix else 0,
+        )
+
     def close(self) -> None:
         """End the thread after the step it is in; unfinished requests get a Failure."""
         with self._wake:
@@ -87,146 +151,324 @@ class TransformersEngine:
         self._thread.join()
 
     def _work(self) -> None:
-        while rows := self._next_batch():
-            try:
-                self._run(rows)
-            except Exception as error:  # a batch must not take the thread with it
-                for row in rows:
-                    row.fail(error)
+        with torch.inference_mode():
+            while self._has_work():
+                try:
+                    self._drop_cancelled()
+                    self._batch.admit(self._take, self._rows, self._max_batch)
+                    if self._rows:
+                        self._step()
+                except Exception as error:  # a batch must not take the thread with it
+                    self._end_rows(error)
+        self._end_rows(EngineError("the engine was closed"))
         with self._wake:
             for row in self._waiting:
                 row.fail(EngineError("the engine was closed"))
             self._waiting.clear()
 
-    def _next_batch(self) -> list[_Row]:
-        """The requests at the head of the queue that can run together; empty when the engine closes."""
-        rows: list[_Row] = []
+    def _has_work(self) -> bool:
         with self._wake:
-            while not rows and not self._closed:
-                self._wake.wait_for(lambda: self._waiting or self._closed)
-                while self._waiting and not self._closed and len(rows) < self._max_batch:
-                    if rows and self._waiting[0].request.positions != rows[0].request.positions:
-                        break
-                    row = self._waiting.popleft()
-                    if row.cancelled:
-                        row.step(None)
-                    else:
-                        rows.append(row)
-        return rows
+            self._wake.wait_for(lambda: self._rows or self._waiting or self._closed)
+            return not self._closed
+
+    def _take(self, like: _Row | None = None) -> _Row | None:
+        """The next waiting request, unless it steers other positions than `like`."""
+        with self._wake:
+            if self._closed or not self._waiting:
+                return None
+            if like and self._waiting[0].request.positions != like.request.positions:
+                return None
+            row = self._waiting.popleft()
+        self._prompt_tokens += len(row.request.prompt_ids)
+        return row
 
     def _drop_cancelled(self) -> None:
-        """End cancelled requests that still wait, so that they need not wait for the running batch."""
+        """End cancelled requests that still wait; they need not wait for a place."""
         with self._wake:
             dropped = [row for row in self._waiting if row.cancelled]
             for row in dropped:
                 self._waiting.remove(row)
         for row in dropped:
-            row.step(None)
+            row.end_cancelled()
 
-    def _run(self, rows: list[_Row]) -> None:
+    def _step(self) -> None:
+        logits = self._batch.step(self._rows).float()
+        self._steps += 1
+        if self._closed:  # its listeners hear that, not one more token
+            return
+        running = [i for i, row in enumerate(self._rows) if not row.cancelled]
+        drawn = draw([self._rows[i].sampler for i in running], logits[running])
+        for i, result in zip(running, drawn, strict=True):
+            row = self._rows[i]
+            self._generated += 1
+            self._steered += bool(row.additions)
+            if result is None:
+                self._batch.spoiled(i)
+                row.fail(EngineError("the model's logits are not finite: the additions are too large for it"))
+            else:
+                row.take(*result)
+        for row in self._rows:
+            if row.cancelled and not row.finished:
+                row.end_cancelled()
+        if any(row.finished for row in self._rows):
+            self._batch.leave(self._rows)
+
+    def _end_rows(self, error: Exception) -> None:
+        for row in self._rows:
+            row.fail(error)
+        for i in range(len(self._rows)):
+            self._batch.spoiled(i)
+        self._batch.leave(self._rows)
+
+
+_GREEDY = Sampling(temperature=0, max_tokens=100)
+
+
+class _Batch(Protocol):
+    """The running rows' place in the model. `rows` is the engine's list, which only these methods change."""
+
+    @property
+    def prefix(self) -> PrefixCache | None: ...
+
+    @property
+    def cached_tokens(self) -> int: ...
+
+    def admit(self, take: Callable[..., _Row | None], rows: list[_Row], most: int) -> None:
+        """Append newcomers to `rows`, ready for their first step."""
+
+    def step(self, rows: Sequence[_Row]) -> Tensor:
+        """One forward; logits ``(rows, vocabulary)``."""
+
+    def spoiled(self, place: int) -> None:
+        """The row at this place left something that is not finite."""
+
+    def leave(self, rows: list[_Row]) -> None:
+        """Remove finished rows from `rows`."""
+
+
+class _SlotBatch:
+    """Continuous batching: row i of the batch lives in slot i."""
+
+    def __init__(self, lm: LanguageModel, prefix_cache_bytes: int = 0) -> None:
+        self._lm = lm
+        self._slots = Slots(len(DynamicCache(config=lm.model.config).layers))
+        self.prefix = PrefixCache(prefix_cache_bytes)
+        self.cached_tokens = 0
+        self._additions: dict[int, Tensor] | None = None  # of the running rows, ready to add; None when they changed
+
+    def admit(self, take: Callable[..., _Row | None], rows: list[_Row], most: int) -> None:
+        computed = 0
+        while len(rows) < most and computed < _PREFILL_BUDGET and (row := take()):
+            try:
+                computed += self.join(row, len(rows))
+            except Exception as error:  # the running rows are not concerned
+                row.fail(error)
+                self.spoiled(len(rows))
+                continue
+            rows.append(row)
+            self._additions = None
+
+    def join(self, row: _Row, slot: int) -> int:
+        """Prefill a row's prompt but its last token into a slot; returns how many tokens were computed."""
+        past = row.request.prompt_ids[:-1]
+        clean = row.request.positions == "generated"
+        self._slots.reserve(slot + 1, len(past) + 1)
+        blocks = self.prefix.match(past) if clean else []
+        known = 0
+        if blocks:
+            self._slots.write(slot, blocks)
+            known = sum(len(block[0]) for block in blocks)
+            self.cached_tokens += known
+        if known < len(past):
+            ids = torch.tensor([past[known:]], device=self._lm.device)
+            positions = torch.arange(known, len(past), device=self._lm.device)[None]
+            self._slots.prefill(slot, known)
+            with nullcontext() if clean else steer(self._lm.layers, _stack([row], self._lm)):
+                self._lm.forward(ids, None, self._slots.cache, positions=positions)
+        if clean:
+            self.prefix.insert(past, lambda start, stop: self._slots.read(slot, start, stop))
+        return len(past) - known
+
+    def step(self, rows: Sequence[_Row]) -> Tensor:
+        if self._additions is None:
+            self._additions = _stack(rows, self._lm)
+        lengths = [row.length for row in rows]
+        self._slots.reserve(len(rows), max(lengths) + 1)
+        device = self._lm.device
+        mask = self._slots.decode(lengths, self._lm.model.dtype, device)
+        tokens = torch.tensor([[row.token] for row in rows], device=device)
+        positions = torch.tensor(lengths, device=device)[:, None]
+        with steer(self._lm.layers, self._additions):
+            return self._lm.forward(tokens, mask, self._slots.cache, positions=positions)[:, -1]
+
+    def spoiled(self, place: int) -> None:
+        self._slots.clear(place)
+
+    def leave(self, rows: list[_Row]) -> None:
+        self._additions = None
+        for slot in reversed(range(len(rows))):
+            if rows[slot].finished:
+                last = rows.pop()
+                if slot < len(rows):
+                    self._slots.move(len(rows), slot, last.length)
+                    rows[slot] = last
+
+
+class _PaddedBatch:
+    """Micro-batches: rows start together, padded on the left."""
+
+    prefix: PrefixCache | None = None
+    cached_tokens = 0
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self._lm = lm
+        self._cache: Any = None
+        self._mask = torch.empty(0)
+        self._additions: dict[int, Tensor] = {}
+
+    def admit(self, take: Callable[..., _Row | None], rows: list[_Row], most: int) -> None:
+        if rows:
+            return
+        while len(rows) < most and (row := take(rows[0] if rows else None)):
+            rows.append(row)
+        if not rows:
+            return
         lm = self._lm
         ids, mask = pad_left([row.request.prompt_ids for row in rows], lm.tokenizer.pad_token_id or 0, lm.device)
-        cache: Any = DynamicCache(config=lm.model.config)
-        additions = _stack([row.request for row in rows], lm.width)
+        self._cache, self._mask = DynamicCache(config=lm.model.config), mask[:, :-1]
+        self._additions = _stack(rows, lm)
         if ids.shape[1] > 1:
             whole = rows[0].request.positions == "all"
-            with steer(lm.layers, additions) if whole else nullcontext():
-                lm.forward(ids[:, :-1], mask[:, :-1], cache)
-        tokens = ids[:, -1:]
-        while True:
-            with steer(lm.layers, additions):
-                logits = lm.forward(tokens, mask, cache)[:, -1].float().cpu()
-            if self._closed:
-                raise EngineError("the engine was closed")
-            self._drop_cancelled()
-            chosen = [row.step(scores) for row, scores in zip(rows, logits, strict=True)]
-            going = [i for i, row in enumerate(rows) if not row.finished]
-            if not going:
-                return
-            tokens = torch.tensor([[chosen[i]] for i in going], device=lm.device)
-            if len(going) < len(rows):
-                rows = [rows[i] for i in going]
-                index = torch.tensor(going, device=lm.device)
-                cache.batch_select_indices(index)
-                mask = mask[index]
-                additions = _stack([row.request for row in rows], lm.width)
-            mask = torch.cat([mask, mask.new_ones((len(rows), 1))], dim=-1)
+            with steer(lm.layers, self._additions) if whole else nullcontext():
+                lm.forward(ids[:, :-1], mask[:, :-1], self._cache)
+
+    def step(self, rows: Sequence[_Row]) -> Tensor:
+        self._mask = torch.cat([self._mask, self._mask.new_ones((len(rows), 1))], dim=-1)
+        tokens = torch.tensor([[row.token] for row in rows], device=self._lm.device)
+        with steer(self._lm.layers, self._additions):
+            return self._lm.forward(tokens, self._mask, self._cache)[:, -1]
+
+    def spoiled(self, place: int) -> None:
+        pass  # the cache goes with the batch, and each row reads only its own part of it
+
+    def leave(self, rows: list[_Row]) -> None:
+        going = [i for i, row in enumerate(rows) if not row.finished]
+        rows[:] = [rows[i] for i in going]
+        if not rows:
+            self._cache = None
+            return
+        index = torch.tensor(going, device=self._lm.device)
+        self._cache.batch_select_indices(index)
+        self._mask = self._mask[index]
+        self._additions = _stack(rows, self._lm)
 
 
-def _stack(requests: Sequence[Request], width: int) -> dict[int, Tensor]:
-    """Additions of a batch, ``(rows, d_model)`` float32 by layer; layers that no row steers are absent."""
-    layers = sorted({layer for request in requests for layer in request.additions})
-    nothing = torch.zeros(width)
-    return {z: torch.stack([request.additions.get(z, nothing) for request in requests]) for z in layers}
+def _stack(rows: Sequence[_Row], lm: LanguageModel) -> dict[int, Tensor]:
+    """Additions of a batch ``(rows, d_model)`` by layer, cast once to the layer's dtype and device (contract 5);
+    layers that no row steers are absent."""
+    nothing = torch.zeros(lm.width)
+    stacked = {}
+    for z in sorted({layer for row in rows for layer in row.additions}):
+        parameter = next(lm.layers[z].parameters())
+        device = lm.device if parameter.device.type == "meta" else parameter.device  # meta: offloaded
+        stacked[z] = torch.stack([row.additions.get(z, nothing) for row in rows]).to(device, lm.model.dtype)
+    return stacked
+
+
+_problems: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
+
+
+def why_not_continuous(lm: LanguageModel) -> str | None:
+    """Why a model cannot run in slots, found by trying (once a model); None when it can.
+
+    Three ragged rows join, decode and leave in turn; each one's logits must be those of one forward over its tokens.
+    """
+    if lm.model not in _problems:
+        _problems[lm.model] = _try_slots(lm)
+    return _problems[lm.model]
+
+
+def _try_slots(lm: LanguageModel) -> str | None:
+    kinds = {type(layer) for layer in DynamicCache(config=lm.model.config).layers}
+    if kinds != {DynamicLayer}:  # short test rows would not notice a sliding window
+        other = ", ".join(sorted(kind.__name__ for kind in kinds - {DynamicLayer}))
+        return f"its layers keep their past in other ways than full attention ({other or 'none'})"
+    tolerance = 1e-3 if lm.model.dtype == torch.float32 else 0.1
+
+    def row(seed: int, length: int) -> _Row:
+        ids = tuple((seed + 7 * i) % lm.vocabulary for i in range(length))
+        return _Row(Request(ids, 0, _GREEDY, frozenset()), lambda event: None, lm.tokenizer, None)
+
+    batch = _SlotBatch(lm)
+    rows: list[_Row] = []
+    waiting = deque([row(3, 70), row(5, 3), row(11, 1)])
+    seen = {r: list(r.request.prompt_ids) for r in waiting}
+    try:
+        with torch.inference_mode():
+            for newcomers in (2, 0, 1, 0):  # one leaves before the third step
+                for _ in range(newcomers):
+                    batch.admit(lambda: waiting.popleft(), rows, len(rows) + 1)
+                logits = batch.step(rows).float()
+                for r, scores in zip(rows, logits, strict=True):
+                    expected = lm.forward(*pad_left([seen[r]], 0, lm.device))[0, -1].float()
+                    distance = float((scores - expected).norm() / expected.norm())
+                    if not distance < tolerance:
+                        return f"a row's logits differ by {distance:.1%} from those of a plain forward"
+                    r.take(int(expected.argmax()))
+                    seen[r].append(r.token)
+                if not newcomers and waiting:
+                    rows[0].finished = True
+                    batch.leave(rows)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason'}"
+    return None
 
 
 class _Row:
-    """One request in a batch, and its ticket: samples with its own generator, so a batchmate changes nothing."""
+    """One request, and its ticket. `length` tokens of it are in the model's past; `token` is the next to go in."""
 
     def __init__(
-        self, request: Request, listener: Listener, tokenizer: PreTrainedTokenizerBase, room: int | None = None
+        self, request: Request, listener: Listener, tokenizer: PreTrainedTokenizerBase, room: int | None
     ) -> None:
         self.request = request
+        self.additions = {z: addition for z, addition in request.additions.items() if addition.any()}
+        self.sampler = Sampler(request)
+        self.length = len(request.prompt_ids) - 1
+        self.token = request.prompt_ids[-1]
         self.finished = False
-        self._listener = listener
         self.cancelled = False
+        self._listener = listener
         self._left = min(request.sampling.max_tokens, room or request.sampling.max_tokens)
-        self._generator = torch.Generator().manual_seed(request.seed)
         self._text = TokenText(tokenizer, request.sampling.stop)
-        sampling = request.sampling
-        self._warpers: list[Any] = []
-        if sampling.temperature >= _COLDEST:
-            self._warpers.append(TemperatureLogitsWarper(float(sampling.temperature)))
-            if sampling.top_k:
-                self._warpers.append(TopKLogitsWarper(sampling.top_k))
-            if sampling.top_p < 1:
-                self._warpers.append(TopPLogitsWarper(float(sampling.top_p)))
 
     def cancel(self) -> None:
         self.cancelled = True
 
-    def step(self, scores: Tensor | None) -> int:
-        """Draw the next token from logits ``(vocabulary,)``, tell the listener, and decide whether this was the end.
-
-        Without logits the row can only end, as a cancelled one does.
-        """
-        if self.cancelled or scores is None:
-            self._end(None, "cancelled")
-            return 0
-        if not math.isfinite(scores.max()):  # nan too; the batchmates' logits are their own
-            self.fail(EngineError("the model's logits are not finite: the additions are too large for it"))
-            return 0
-        token = self._draw(scores)
+    def take(self, token: int, logprob: TokenLogprob | None = None) -> None:
+        """Go on with a drawn token: tell the listener, and decide whether this was the end."""
+        self.length += 1
+        self.token = token
         self._left -= 1
         if token in self.request.stop_ids:
-            self._end(token, "stop")
-            return token
+            self._end(Event(token, self._text.flush(), "stop", logprob))
+            return
         text, stopped = self._text.push(token)
         if stopped:
-            self._finish(Event(token, text, "stop"))
+            self._end(Event(token, text, "stop", logprob))
         elif not self._left:
-            self._end(token, "length", text)
+            self._end(Event(token, text + self._text.flush(), "length", logprob))
         else:
-            self._tell(Event(token, text))
-        return token
+            self._tell(Event(token, text, None, logprob))
+
+    def end_cancelled(self) -> None:
+        self._end(Event(None, self._text.flush(), "cancelled"))
 
     def fail(self, error: Exception) -> None:
         if not self.finished:
             self.finished = True
             self._tell(Failure(error))
 
-    def _draw(self, scores: Tensor) -> int:
-        if self.request.sampling.temperature < _COLDEST:
-            return int(scores.argmax())
-        scores = scores[None]
-        for warper in self._warpers:
-            scores = warper(None, scores)
-        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
-
-    def _end(self, token: int | None, finish: Finish, text: str = "") -> None:
-        self._finish(Event(token, text + self._text.flush(), finish))
-
-    def _finish(self, event: Event) -> None:
+    def _end(self, event: Event) -> None:
         self.finished = True
         self._tell(event)
 
@@ -235,42 +477,3 @@ class _Row:
             self._listener(event)
         except Exception:  # whoever listened is gone; its batchmates are not
             self.cancelled = True
-
-
-class TokenText:
-    """Text of a growing token sequence: what is final so far, cut before the first stop string.
-
-    Held back are incomplete characters and endings that may yet become a stop string, so that a stop string is found
-    across token borders and no part of it is ever sent.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._stop = stop
-        self._ids: list[int] = []
-        self._sent = 0
-
-    def push(self, token: int) -> tuple[str, bool]:
-        """Text that became final with `token`, and whether a stop string was reached."""
-        self._ids.append(token)
-        text = self._decode()
-        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
-        if found:
-            return self._take(text, min(found)), True
-        end = len(text.rstrip("\ufffd"))
-        held = (size for stop in self._stop for size in range(1, len(stop)) if text.endswith(stop[:size], 0, end))
-        end -= max(held, default=0)
-        return self._take(text, end), False
-
-    def flush(self) -> str:
-        """The held-back rest."""
-        text = self._decode()
-        return self._take(text, len(text))
-
-    def _take(self, text: str, end: int) -> str:
-        part = text[self._sent : end]
-        self._sent = max(self._sent, end)
-        return part
-
-    def _decode(self) -> str:
-        return str(self._tokenizer.decode(self._ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
