@@ -94,6 +94,7 @@ def test_the_same_request_in_other_words_has_the_same_seed(user: UserSimulator) 
         {**TALK[1], "name": "agent"},
     ]
     assert derived(user, parts) == derived(user) == derived(user, temperature=0.7, trial=0)
+    assert derived(user, logprobs=5) == derived(user)
 
 
 def test_another_basis_or_model_has_another_seed(user: UserSimulator, lm: LanguageModel, basis: Basis) -> None:
@@ -106,7 +107,9 @@ def test_another_basis_or_model_has_another_seed(user: UserSimulator, lm: Langua
 def test_the_derived_seed_is_the_same_in_another_process(user: UserSimulator) -> None:
     """No Python hash in it: the digest of the JSON is all there is. Fixed by hand from the documented inputs."""
     spoken = [["system", TALK[0]["content"]], ["agent", TALK[1]["content"]]]
-    sampling = {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "max_tokens": 96, "stop": []}
+    drawn = {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 96, "stop": []}
+    penalties = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {}}
+    sampling = {**drawn, **penalties}
     what = [user.lm.fingerprint, user.basis.fingerprint, {"impatience": 1.0}, spoken, sampling, "generated", 0]
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).digest()
     assert derived(user) == int.from_bytes(digest[:8], "big") >> 1

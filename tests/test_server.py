@@ -159,7 +159,7 @@ def test_traits_in_the_body_win_over_the_model_name(client: httpx.Client) -> Non
         ({"temperature": -1}, 400, None, ["temperature", "-1"]),
         ({"top_p": 0}, 400, None, ["top_p"]),
         ({"max_tokens": 0}, 400, None, ["max_tokens"]),
-        ({"n": 3}, 400, None, ["n is 3"]),
+        ({"n": 17}, 400, None, ["n is 17", "16"]),
         ({"stop": ""}, 400, None, ["stop"]),
         ({"response_format": {"type": "json_object"}}, 400, None, ["json_object"]),
     ],

@@ -31,7 +31,20 @@ err = Console(stderr=True)
 
 Model = Annotated[str, typer.Option(help="Alias (see `traitbasis models`), folder, or hub id.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="auto (float32 on a CPU, the checkpoint's own elsewhere), fastest (on a CPU bfloat16 where that is "
+        "measured to pay), float32, bfloat16, float16."
+    ),
+]
+Quantize = Annotated[str | None, typer.Option(help="8bit or 4bit, by bitsandbytes.")]
+DeviceMap = Annotated[
+    str | None, typer.Option(help="Spread the model over devices, as accelerate does: auto, balanced, sequential.")
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads of torch; by default one for each CPU this process may use.")
+]
 BasisFile = Annotated[Path | None, typer.Option("--basis", help="Basis file; by default the model's own.")]
 Header = Annotated[
     Literal["user", "assistant"],
@@ -221,10 +234,20 @@ def serve(
     basis: BasisFile = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8000,
-    max_batch: Annotated[int, typer.Option(min=1, help="User turns generated together.")] = 8,
+    max_batch: Annotated[int, typer.Option(min=1, help="User turns generated together.")] = 32,
+    max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more are answered 429.")] = 256,
+    max_context: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of a conversation and its reply; by default the model's limit.")
+    ] = None,
+    prefix_cache_mb: Annotated[
+        int, typer.Option(min=0, help="Memory for keys and values of conversations' beginnings; 0 turns it off.")
+    ] = 1024,
     as_: HeaderOfBasis = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
+    device_map: DeviceMap = None,
+    threads: Threads = None,
 ) -> None:
     """Serve the simulated user behind the OpenAI protocol.
 
@@ -242,10 +265,57 @@ def serve(
     with socket() as probe:  # before a minute of loading
         probe.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
         probe.bind((host, port))
-    lm = _load(model, device, dtype)
-    with UserSimulator(lm, basis, as_=as_, engine=TransformersEngine(lm, max_batch=max_batch)) as simulator:
+    lm = _load(model, device, dtype, quantize, device_map, threads)
+    engine = TransformersEngine(
+        lm,
+        max_batch=max_batch,
+        max_queue=max_queue,
+        max_context=max_context,
+        prefix_cache_bytes=prefix_cache_mb * 2**20,
+    )
+    with UserSimulator(lm, basis, as_=as_, engine=engine) as simulator:
+        dtype = str(lm.model.dtype).removeprefix("torch.")
+        how = f"up to {max_batch} turns at once" if engine.continuous else "in micro-batches (see the warning)"
+        err.print(f"{lm.name} in {dtype} on {lm.device}, {how}", highlight=False)
         err.print(f"traits: {', '.join(simulator.basis.traits)}; model ids: steered-user, steered-user@<traits>")
         uvicorn.run(create_app(simulator), host=host, port=port, log_level="info", timeout_graceful_shutdown=10)
+
+
+@app.command()
+def verify(
+    model: Annotated[str, typer.Argument(help="Alias, folder, or hub id.")] = DEFAULT_MODEL,
+    basis: BasisFile = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    quantize: Quantize = None,
+    device_map: DeviceMap = None,
+) -> None:
+    """Check on your model and machine that steering does what it says; exit status 1 when a check fails.
+
+    Without a basis for the model, random directions stand in.
+
+    Example: traitbasis verify ./Llama-3.1-8B-Instruct
+    """
+    from traitbasis.basis import find_basis
+    from traitbasis.errors import ArtifactError
+    from traitbasis.verify import verify as run_checks
+
+    lm = _load(model, device, dtype, quantize, device_map)
+    try:
+        found = find_basis(lm, basis)
+    except ArtifactError as error:
+        if basis is not None:
+            raise
+        found = None
+        err.print(f"{error}\nUsing random directions.", soft_wrap=True, markup=False)
+    failed = 0
+    for check in run_checks(lm, found):
+        mark = {True: "[green]pass[/green]", False: "[red]FAIL[/red]", None: "[dim]  - [/dim]"}[check.passed]
+        out.print(f"{mark}  [bold]{check.name}[/bold]: {escape(check.detail)}", soft_wrap=True, highlight=False)
+        failed += check.passed is False
+    if failed:
+        err.print(f"[red]{failed} check{'s' * (failed > 1)} failed on {escape(lm.name)}[/red]")
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -271,16 +341,26 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def _load(model: str, device: str, dtype: str) -> LanguageModel:
+def _load(
+    model: str,
+    device: str,
+    dtype: str,
+    quantize: str | None = None,
+    device_map: str | None = None,
+    threads: int | None = None,
+) -> LanguageModel:
     with err.status("importing torch") as status:
+        from traitbasis.cpu import set_threads
         from traitbasis.model import load_model
+
+        set_threads(threads)
 
         def say(message: str) -> None:
             status.update(escape(message))
             if not err.is_terminal:
                 err.print(message, soft_wrap=True, markup=False)
 
-        return load_model(model, device=device, dtype=dtype, say=say)
+        return load_model(model, device=device, dtype=dtype, quantize=quantize, device_map=device_map, say=say)
 
 
 @contextmanager

@@ -184,7 +184,8 @@ class UserSimulator:
             turns.insert(0, Turn("system", DEFAULT_INSTRUCTION))
         spoken = [[turn.speaker, turn.text] for turn in turns]
         if seed is None:
-            what = [self.lm.fingerprint, self.basis.fingerprint, intensities, spoken, asdict(drawn), positions, trial]
+            how = {name: value for name, value in asdict(drawn).items() if name != "logprobs"}  # reports, draws nothing
+            what = [self.lm.fingerprint, self.basis.fingerprint, intensities, spoken, how, positions, trial]
             seed = _digest_seed(what)
         if not isinstance(seed, int):
             raise RequestError(f"seed must be a whole number, not {seed!r}")

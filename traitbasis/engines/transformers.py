@@ -71,16 +71,16 @@ class TransformersEngine:
         self._max_queue = max_queue
         limits = [limit for limit in (lm.context_length, max_context) if limit is not None]
         self._max_context = min(limits, default=None)
-        self._batch: _Batch
+        self._batch: Batch
         problem = why_not_continuous(lm)
         if problem is None:
-            self._batch = _SlotBatch(lm, prefix_cache_bytes)
+            self._batch = SlotBatch(lm, prefix_cache_bytes)
         else:
             logger.warning("%s: requests run in micro-batches, without a prefix cache: %s", lm.name, problem)
-            self._batch = _PaddedBatch(lm)
-        self._rows: list[_Row] = []
+            self._batch = PaddedBatch(lm)
+        self._rows: list[Row] = []
         self._steps = self._prompt_tokens = self._generated = self._steered = 0
-        self._waiting: deque[_Row] = deque()
+        self._waiting: deque[Row] = deque()
         self._wake = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="traitbasis-engine", daemon=True)
@@ -89,9 +89,9 @@ class TransformersEngine:
     @property
     def continuous(self) -> bool:
         """Whether a request joins the running batch; else it waits for the micro-batch before it."""
-        return isinstance(self._batch, _SlotBatch)
+        return isinstance(self._batch, SlotBatch)
 
-    def submit(self, request: Request, listener: Listener) -> _Row:
+    def submit(self, request: Request, listener: Listener) -> Row:
         """See ``Engine.submit``. Raises RequestError when the prompt leaves no room in the context; a reply that
         reaches its end finishes with "length"."""
         if not request.prompt_ids:
@@ -114,7 +114,7 @@ class TransformersEngine:
         for token in (*request.prompt_ids, *request.sampling.logit_bias):
             if not 0 <= token < self._lm.vocabulary:
                 raise RequestError(f"token id {token} does not exist; ids are 0 to {self._lm.vocabulary - 1}")
-        row = _Row(request, listener, self._lm.tokenizer, room)
+        row = Row(request, listener, self._lm.tokenizer, room)
         with self._wake:
             if self._closed:
                 raise EngineError("the engine is closed")
@@ -171,7 +171,7 @@ class TransformersEngine:
             self._wake.wait_for(lambda: self._rows or self._waiting or self._closed)
             return not self._closed
 
-    def _take(self, like: _Row | None = None) -> _Row | None:
+    def _take(self, like: Row | None = None) -> Row | None:
         """The next waiting request, unless it steers other positions than `like`."""
         with self._wake:
             if self._closed or not self._waiting:
@@ -224,7 +224,7 @@ class TransformersEngine:
 _GREEDY = Sampling(temperature=0, max_tokens=100)
 
 
-class _Batch(Protocol):
+class Batch(Protocol):
     """The running rows' place in the model. `rows` is the engine's list, which only these methods change."""
 
     @property
@@ -233,20 +233,20 @@ class _Batch(Protocol):
     @property
     def cached_tokens(self) -> int: ...
 
-    def admit(self, take: Callable[..., _Row | None], rows: list[_Row], most: int) -> None:
+    def admit(self, take: Callable[..., Row | None], rows: list[Row], most: int) -> None:
         """Append newcomers to `rows`, ready for their first step."""
 
-    def step(self, rows: Sequence[_Row]) -> Tensor:
+    def step(self, rows: Sequence[Row]) -> Tensor:
         """One forward; logits ``(rows, vocabulary)``."""
 
     def spoiled(self, place: int) -> None:
         """The row at this place left something that is not finite."""
 
-    def leave(self, rows: list[_Row]) -> None:
+    def leave(self, rows: list[Row]) -> None:
         """Remove finished rows from `rows`."""
 
 
-class _SlotBatch:
+class SlotBatch:
     """Continuous batching: row i of the batch lives in slot i."""
 
     def __init__(self, lm: LanguageModel, prefix_cache_bytes: int = 0) -> None:
@@ -254,9 +254,9 @@ class _SlotBatch:
         self._slots = Slots(len(DynamicCache(config=lm.model.config).layers))
         self.prefix = PrefixCache(prefix_cache_bytes)
         self.cached_tokens = 0
-        self._additions: dict[int, Tensor] | None = None  # of the running rows, ready to add; None when they changed
+        self.additions: dict[int, Tensor] | None = None  # of the running rows; None when they changed
 
-    def admit(self, take: Callable[..., _Row | None], rows: list[_Row], most: int) -> None:
+    def admit(self, take: Callable[..., Row | None], rows: list[Row], most: int) -> None:
         computed = 0
         while len(rows) < most and computed < _PREFILL_BUDGET and (row := take()):
             try:
@@ -266,9 +266,9 @@ class _SlotBatch:
                 self.spoiled(len(rows))
                 continue
             rows.append(row)
-            self._additions = None
+            self.additions = None
 
-    def join(self, row: _Row, slot: int) -> int:
+    def join(self, row: Row, slot: int) -> int:
         """Prefill a row's prompt but its last token into a slot; returns how many tokens were computed."""
         past = row.request.prompt_ids[:-1]
         clean = row.request.positions == "generated"
@@ -283,29 +283,29 @@ class _SlotBatch:
             ids = torch.tensor([past[known:]], device=self._lm.device)
             positions = torch.arange(known, len(past), device=self._lm.device)[None]
             self._slots.prefill(slot, known)
-            with nullcontext() if clean else steer(self._lm.layers, _stack([row], self._lm)):
+            with nullcontext() if clean else steer(self._lm.layers, stack_additions([row], self._lm)):
                 self._lm.forward(ids, None, self._slots.cache, positions=positions)
         if clean:
             self.prefix.insert(past, lambda start, stop: self._slots.read(slot, start, stop))
         return len(past) - known
 
-    def step(self, rows: Sequence[_Row]) -> Tensor:
-        if self._additions is None:
-            self._additions = _stack(rows, self._lm)
+    def step(self, rows: Sequence[Row]) -> Tensor:
+        if self.additions is None:
+            self.additions = stack_additions(rows, self._lm)
         lengths = [row.length for row in rows]
         self._slots.reserve(len(rows), max(lengths) + 1)
         device = self._lm.device
         mask = self._slots.decode(lengths, self._lm.model.dtype, device)
         tokens = torch.tensor([[row.token] for row in rows], device=device)
         positions = torch.tensor(lengths, device=device)[:, None]
-        with steer(self._lm.layers, self._additions):
+        with steer(self._lm.layers, self.additions):
             return self._lm.forward(tokens, mask, self._slots.cache, positions=positions)[:, -1]
 
     def spoiled(self, place: int) -> None:
         self._slots.clear(place)
 
-    def leave(self, rows: list[_Row]) -> None:
-        self._additions = None
+    def leave(self, rows: list[Row]) -> None:
+        self.additions = None
         for slot in reversed(range(len(rows))):
             if rows[slot].finished:
                 last = rows.pop()
@@ -314,7 +314,7 @@ class _SlotBatch:
                     rows[slot] = last
 
 
-class _PaddedBatch:
+class PaddedBatch:
     """Micro-batches: rows start together, padded on the left."""
 
     prefix: PrefixCache | None = None
@@ -324,9 +324,9 @@ class _PaddedBatch:
         self._lm = lm
         self._cache: Any = None
         self._mask = torch.empty(0)
-        self._additions: dict[int, Tensor] = {}
+        self.additions: dict[int, Tensor] = {}
 
-    def admit(self, take: Callable[..., _Row | None], rows: list[_Row], most: int) -> None:
+    def admit(self, take: Callable[..., Row | None], rows: list[Row], most: int) -> None:
         if rows:
             return
         while len(rows) < most and (row := take(rows[0] if rows else None)):
@@ -336,22 +336,22 @@ class _PaddedBatch:
         lm = self._lm
         ids, mask = pad_left([row.request.prompt_ids for row in rows], lm.tokenizer.pad_token_id or 0, lm.device)
         self._cache, self._mask = DynamicCache(config=lm.model.config), mask[:, :-1]
-        self._additions = _stack(rows, lm)
+        self.additions = stack_additions(rows, lm)
         if ids.shape[1] > 1:
             whole = rows[0].request.positions == "all"
-            with steer(lm.layers, self._additions) if whole else nullcontext():
+            with steer(lm.layers, self.additions) if whole else nullcontext():
                 lm.forward(ids[:, :-1], mask[:, :-1], self._cache)
 
-    def step(self, rows: Sequence[_Row]) -> Tensor:
+    def step(self, rows: Sequence[Row]) -> Tensor:
         self._mask = torch.cat([self._mask, self._mask.new_ones((len(rows), 1))], dim=-1)
         tokens = torch.tensor([[row.token] for row in rows], device=self._lm.device)
-        with steer(self._lm.layers, self._additions):
+        with steer(self._lm.layers, self.additions):
             return self._lm.forward(tokens, self._mask, self._cache)[:, -1]
 
     def spoiled(self, place: int) -> None:
         pass  # the cache goes with the batch, and each row reads only its own part of it
 
-    def leave(self, rows: list[_Row]) -> None:
+    def leave(self, rows: list[Row]) -> None:
         going = [i for i, row in enumerate(rows) if not row.finished]
         rows[:] = [rows[i] for i in going]
         if not rows:
@@ -360,10 +360,10 @@ class _PaddedBatch:
         index = torch.tensor(going, device=self._lm.device)
         self._cache.batch_select_indices(index)
         self._mask = self._mask[index]
-        self._additions = _stack(rows, self._lm)
+        self.additions = stack_additions(rows, self._lm)
 
 
-def _stack(rows: Sequence[_Row], lm: LanguageModel) -> dict[int, Tensor]:
+def stack_additions(rows: Sequence[Row], lm: LanguageModel) -> dict[int, Tensor]:
     """Additions of a batch ``(rows, d_model)`` by layer, cast once to the layer's dtype and device (contract 5);
     layers that no row steers are absent."""
     nothing = torch.zeros(lm.width)
@@ -395,12 +395,12 @@ def _try_slots(lm: LanguageModel) -> str | None:
         return f"its layers keep their past in other ways than full attention ({other or 'none'})"
     tolerance = 1e-3 if lm.model.dtype == torch.float32 else 0.1
 
-    def row(seed: int, length: int) -> _Row:
+    def row(seed: int, length: int) -> Row:
         ids = tuple((seed + 7 * i) % lm.vocabulary for i in range(length))
-        return _Row(Request(ids, 0, _GREEDY, frozenset()), lambda event: None, lm.tokenizer, None)
+        return Row(Request(ids, 0, _GREEDY, frozenset()), lambda event: None, lm.tokenizer, None)
 
-    batch = _SlotBatch(lm)
-    rows: list[_Row] = []
+    batch = SlotBatch(lm)
+    rows: list[Row] = []
     waiting = deque([row(3, 70), row(5, 3), row(11, 1)])
     seen = {r: list(r.request.prompt_ids) for r in waiting}
     try:
@@ -424,7 +424,7 @@ def _try_slots(lm: LanguageModel) -> str | None:
     return None
 
 
-class _Row:
+class Row:
     """One request, and its ticket. `length` tokens of it are in the model's past; `token` is the next to go in."""
 
     def __init__(
