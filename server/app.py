@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from traitbasis.simulator import UserSimulator
 
-from . import errors, openai, steer
+from . import errors, metrics, openai, steer
 
 MODEL_ID = "steered-user"
 
@@ -24,6 +24,7 @@ def create_app(simulator: UserSimulator, model_id: str = MODEL_ID) -> FastAPI:
     errors.install(app)
     app.include_router(openai.router(simulator, model_id))
     app.include_router(steer.router(simulator))
+    app.include_router(metrics.router(simulator.engine))
 
     @app.get("/health", tags=["operation"])
     async def health() -> dict[str, Any]:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from itertools import pairwise
 from queue import SimpleQueue
 from statistics import median
@@ -195,18 +196,21 @@ def steering_cost(
     prompts: Sequence[Sequence[int]],
     conditions: Mapping[str, Sequence[Additions]],
     steps: int = 60,
+    baseline: Sequence[Additions] | None = None,
 ) -> dict[str, dict[str, Ratio]]:
     """Time of an unsteered decode step over that of a steered one, by condition: 0.97 is 3 % slower.
 
-    prompts: one a row. conditions: additions of each row. One running batch, conditions changing from step to step, so
-    that neighbours differ in nothing else. Wall time and the process's CPU time.
+    prompts: one a row. conditions: additions of each row. baseline: other additions than none to compare with.
+    One running batch, conditions changing from step to step, so that neighbours differ in nothing else. Wall time and
+    the process's CPU time.
     """
     batch = SlotBatch(lm)
     sampling = Sampling(temperature=0, max_tokens=10**6)
     requests = [Request(tuple(prompt), 0, sampling, frozenset()) for prompt in prompts]
     waiting = iter([Row(request, lambda event: None, lm.tokenizer, None) for request in requests])
     rows: list[Row] = []
-    wall: dict[str, list[float]] = {name: [] for name in ("unsteered", *conditions)}
+    steered: dict[str, Sequence[Additions]] = {"": baseline or [{}] * len(prompts), **conditions}
+    wall: dict[str, list[float]] = {name: [] for name in steered}
     cpu: dict[str, list[float]] = {name: [] for name in wall}
     order = list(wall)
     with torch.inference_mode():
@@ -216,7 +220,7 @@ def steering_cost(
             order = order[1:] + order[:1]
             for name in order:
                 for i, row in enumerate(rows):
-                    row.additions = dict(conditions[name][i]) if name in conditions else {}
+                    row.additions = dict(steered[name][i])
                 batch.additions = stack_additions(rows, lm)
                 begin, begin_cpu = perf_counter(), process_time()
                 drawn = draw([row.sampler for row in rows], batch.step(rows).float())
@@ -225,10 +229,7 @@ def steering_cost(
                 if step >= 0:
                     wall[name].append(perf_counter() - begin)
                     cpu[name].append(process_time() - begin_cpu)
-    return {
-        name: {"wall": ratio_of(wall["unsteered"], wall[name]), "cpu": ratio_of(cpu["unsteered"], cpu[name])}
-        for name in conditions
-    }
+    return {name: {"wall": ratio_of(wall[""], wall[name]), "cpu": ratio_of(cpu[""], cpu[name])} for name in conditions}
 
 
 def throughput(load: Workload, users: Sequence[int], repeats: int = 5) -> dict[str, dict[int, float]]:
@@ -414,3 +415,60 @@ def share_differing(expected: Sequence[Sequence[int]], found: Sequence[Sequence[
     for one, other in zip(expected, found, strict=True):
         lost += len(one) - next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
     return lost / sum(map(len, expected))
+
+
+# --- all of it ---
+
+MEASUREMENTS = ("throughput", "steering", "traits", "generate", "conversation", "newcomer", "crowd")
+
+
+def measure(
+    load: Workload,
+    users: Sequence[int] = (1, 8, 32),
+    *,
+    turns: int = 20,
+    quick: bool = False,
+    only: Sequence[str] = MEASUREMENTS,
+) -> Iterator[tuple[str, Any]]:
+    """The measurements of this module, by name, as they are done; all of them JSON but for ``Ratio``.
+
+    quick: a few repeats of each, to look at; the intervals say how little that tells.
+    """
+    steps, repeats = (20, 2) if quick else (160, 5)
+    several = max(users)
+    if "throughput" in only:
+        yield "throughput", throughput(load, users, repeats)
+    if "steering" in only:
+        found = {}
+        for count in users:
+            conditions = {"one layer": [load.additions(0)] * count, "all layers": [load.every_layer()] * count}
+            found[count] = steering_cost(load.lm, load.prompts(count), conditions, steps)
+        yield "steering", found
+    if "traits" in only:
+        conditions = {f"{k} traits": [load.composed(k)] * 8 for k in (8, 64)}
+        yield "traits", steering_cost(load.lm, load.prompts(8), conditions, steps, baseline=[load.composed(1)] * 8)
+    if "generate" in only:
+        counts = [count for count in users if count > 1] or [several]
+        yield "generate", {count: against_generate(load, count, repeats=2 if quick else 5) for count in counts}
+    if "conversation" in only:
+        yield "conversation", growing(load, turns=min(turns, 4) if quick else turns, repeats=1 if quick else 3)
+    if "newcomer" in only:
+        yield "newcomer", newcomer(load, repeats=2 if quick else 7)
+    if "crowd" in only:
+        yield "crowd", differing_tokens(load)
+
+
+def made_with(load: Workload) -> dict[str, Any]:
+    """What a figure depends on (contract 11)."""
+    return {
+        "model": load.lm.name,
+        "model_fingerprint": load.lm.fingerprint,
+        "basis": load.basis.fingerprint,
+        "dtype": str(load.lm.model.dtype).removeprefix("torch."),
+        "device": str(load.lm.device),
+        "threads": torch.get_num_threads(),
+        "tokens": load.tokens,
+        "seed": load.seed,
+        "prompt_tokens": median(map(len, load.prompts(8))),
+        "versions": {name: version(name) for name in ("traitbasis", "transformers", "torch")},
+    }

@@ -319,6 +319,71 @@ def verify(
 
 
 @app.command()
+def bench(
+    model: Model = DEFAULT_MODEL,
+    basis: BasisFile = None,
+    users: Annotated[str, typer.Option(help="Concurrent users, with commas.")] = "1,8,32",
+    turns: Annotated[int, typer.Option(min=2, help="Longest conversation.")] = 20,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens of a reply.")] = 32,
+    only: Annotated[str, typer.Option(help="Some of the measurements, with commas.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Few repeats: a look, no figures to publish.")] = False,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Write the figures as JSON, too.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    quantize: Quantize = None,
+    device_map: DeviceMap = None,
+    threads: Threads = None,
+) -> None:
+    """Measure the engine on this machine: throughput, the price of steering, time to first token, against generate.
+
+    Example: traitbasis bench --quick --only throughput,steering
+    """
+    import json
+    from dataclasses import asdict
+
+    from traitbasis.basis import find_basis
+    from traitbasis.bench import MEASUREMENTS, Workload, made_with, measure
+
+    names = [name.strip() for name in only.split(",") if name.strip()] or list(MEASUREMENTS)
+    counts = [count.strip() for count in users.split(",")]
+    if unknown := set(names) - set(MEASUREMENTS):
+        raise typer.BadParameter(f"unknown measurement {', '.join(sorted(unknown))}; known: {', '.join(MEASUREMENTS)}")
+    if not all(count.isdecimal() and int(count) for count in counts):
+        raise typer.BadParameter(f"--users is {users!r}; it takes numbers from 1 on, with commas")
+    lm = _load(model, device, dtype, quantize, device_map, threads)
+    load = Workload(lm, find_basis(lm, basis), tokens)
+    figures: dict[str, Any] = {"made_with": made_with(load)}
+    table = Table("measurement", "of", "figure")
+    with err.status("measuring"):
+        for name, found in measure(load, sorted(map(int, counts)), turns=turns, quick=quick, only=names):
+            figures[name] = found
+            for number, (of, figure) in enumerate(_flat(found)):
+                table.add_row(name if number == 0 else "", of, figure)
+    out.print(table)
+    if out_file:
+        temporary = out_file.with_name(out_file.name + ".part")
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(figures, indent=1, default=lambda ratio: asdict(ratio)) + "\n")
+        temporary.replace(out_file)
+        out.print("saved:", out_file, soft_wrap=True, markup=False)
+
+
+def _flat(figures: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Rows of a table from nested figures."""
+    if isinstance(figures, dict):
+        for key, value in figures.items():
+            yield from _flat(value, (*path, str(key).replace("_", " ")))
+    elif isinstance(figures, list):
+        yield " / ".join(path), " ".join(_number(value) for value in figures)
+    else:
+        yield " / ".join(path), _number(figures)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+@app.command()
 def demo(
     model: Model = DEFAULT_MODEL,
     seed: Annotated[int, typer.Option(help="Another conversation.")] = 12,

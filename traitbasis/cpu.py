@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 # bfloat16 must be faster than float32 by this much to be worth its rounding.
 _WORTH_IT = 1.3
+# Products with more rows than this gain nothing from packed weights.
+_MOST_ROWS = 64
+_MEMORY_SHARE = 0.25
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -41,23 +45,103 @@ def usable_cpus(quota: Path = _QUOTA) -> int:
     return count
 
 
-def lay_out_weights(modules: Iterable[nn.Module]) -> int:
-    """Store the float32 weights of linear layers column by column, in place; returns how many.
+def prepare_weights(modules: Iterable[nn.Module], embedding: Tensor | None = None) -> int:
+    """Store the weights of linear layers on the CPU the way few-row products want them; returns how many are packed.
 
-    The same numbers, shape and state dict, another memory order: a product with few rows runs 1.1 to 1.4 times as fast
-    (docs/performance.md), and torch re-orders nothing at each call. bfloat16 gains nothing by it and is left alone.
+    A decode step multiplies one row a running request, and torch's operators re-order the weights at every such call.
+    float32 weights are stored column by column, in place: the same numbers, shape and state dict, in an order that one
+    row reads straight through. Beside that each layer keeps a copy packed for 2 to 64 rows (bfloat16: 1 to 64), by
+    operators of oneDNN and MKL that torch.compile uses, too; where they are missing or wrong, or the copies would take
+    more than a quarter of the free memory, there are none. What it gains: docs/performance.md.
+    embedding: a weight that is looked up by rows, too, and therefore stays in place.
     """
-    changed = 0
-    for module in modules:
-        for linear in module.modules():
-            if (
-                type(linear) is nn.Linear
-                and linear.weight.dtype == torch.float32
-                and linear.weight.device.type == "cpu"
-            ):
-                linear.weight.data = column_major(linear.weight.data)
-                changed += 1
-    return changed
+    linears = [
+        linear
+        for module in modules
+        for linear in module.modules()
+        # A quantised or adapted linear layer is another class, and laid out its own way.
+        if type(linear) is nn.Linear and linear.weight.device.type == "cpu" and linear.weight.dtype in _PACKERS
+    ]
+    size = sum(linear.weight.nbytes for linear in linears)
+    packing = size <= free_memory() * _MEMORY_SHARE and all(_packs_right(linear.weight) for linear in linears[:1])
+    for linear in linears:
+        if linear.weight.dtype == torch.float32 and linear.weight is not embedding:
+            linear.weight.data = column_major(linear.weight.data)
+        if packing:
+            linear.__class__ = PackedLinear
+            cast(PackedLinear, linear).pack()
+    return len(linears) if packing else 0
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer with a copy of its weight for products with few rows, where no gradient is asked for."""
+
+    _packed: _Packed | None = None
+
+    def pack(self) -> None:
+        self._packed = _Packed(self.weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        packed = self._packed
+        if packed is not None and packed.suits(self.weight, input) and not torch.is_grad_enabled():
+            return packed(self.weight, self.bias, input)
+        return nn.functional.linear(input, self.weight, self.bias)
+
+
+class _Packed:
+    """A packed weight. Copies and pickles of it are empty: their layer goes on unpacked."""
+
+    def __init__(self, weight: Tensor | None = None) -> None:
+        self._states = None if weight is None else _PACKERS[weight.dtype](weight.detach())
+        self._version = None if weight is None else (weight._version, weight.data_ptr(), weight.dtype)
+
+    def suits(self, weight: Tensor, input: Tensor) -> bool:
+        """Whether the weight is still the one that was packed, and the input has few rows."""
+        rows = input.numel() // input.shape[-1]
+        # A single float32 row reads the column-major weight itself as fast as anything can.
+        fewest = 2 if weight.dtype == torch.float32 else 1
+        return (
+            fewest <= rows <= _MOST_ROWS
+            and input.dtype == weight.dtype
+            and self._version == (weight._version, weight.data_ptr(), weight.dtype)
+        )
+
+    def __call__(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
+        if weight.dtype == torch.float32:
+            flat = input.reshape(-1, input.shape[-1])
+            product: Tensor = torch.ops.mkl._mkl_linear(flat, self._states, weight, bias, len(flat))
+            return product.view(*input.shape[:-1], -1)
+        product = torch.ops.mkldnn._linear_pointwise(input, self._states, bias, "none", [], "")
+        return product
+
+    def __reduce__(self) -> tuple[type[_Packed], tuple[()]]:
+        return _Packed, ()
+
+
+_PACKERS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
+    torch.float32: lambda weight: torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), 32),
+    torch.bfloat16: lambda weight: torch.ops.mkldnn._reorder_linear_weight(weight, 32),
+}
+
+
+def _packs_right(weight: Tensor) -> bool:
+    """Try the private operators: they may be missing, or mean something else by now."""
+    try:
+        with torch.inference_mode():
+            x = torch.randn(3, weight.shape[1]).to(weight.dtype)
+            found, expected = _Packed(weight)(weight, None, x).float(), nn.functional.linear(x, weight).float()
+        return bool((found - expected).norm() <= 0.01 * expected.norm())
+    except (RuntimeError, AttributeError, TypeError):
+        return False
+
+
+def free_memory() -> float:
+    """Bytes of memory that can be had without swapping, where the system says; else infinite."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return float("inf")
 
 
 def column_major(weight: Tensor) -> Tensor:

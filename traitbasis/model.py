@@ -33,7 +33,7 @@ from transformers.utils import logging as transformers_logging
 
 from traitbasis import embedded
 from traitbasis.chat import As, stop_token_ids, template_hash
-from traitbasis.cpu import faster_dtype, lay_out_weights
+from traitbasis.cpu import faster_dtype, prepare_weights
 from traitbasis.errors import ModelError
 from traitbasis.hooks import hidden_of, steer
 
@@ -190,7 +190,9 @@ def load_model(
             transformers_logging.enable_progress_bar()
     lm = prepare_model(name, model, tokenizer)
     if target.type == "cpu" and "device_map" not in options:
-        lay_out_weights(lm.layers)
+        head = model.get_output_embeddings()
+        embedding = model.get_input_embeddings().weight
+        prepare_weights([*lm.layers, *([] if head is None else [head])], embedding)
     return lm
 
 
