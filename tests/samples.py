@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import yaml
 
+from traitbasis.basis import Basis, build_basis
+from traitbasis.model import LanguageModel
 from traitbasis.pairs import Pair, PairSet
 from traitbasis.trait_vector import Provenance, TraitVector
 
@@ -89,3 +91,32 @@ def sample_vector(
         provenance=Provenance(**{**provenance, **changes}),
         aliases=(f"{trait}_x",),
     )
+
+
+def random_basis(lm: LanguageModel, *traits: str, dose: float = 2.0) -> Basis:
+    """Random directions that pass for vectors of `lm`, large enough to change its text."""
+    provenance = Provenance(
+        model=lm.name,
+        model_fingerprint=lm.fingerprint,
+        template_hash=lm.template_hash,
+        as_="user",
+        span="response",
+        pair_set_hash="0",
+        pair_ids=("a",),
+        dtype="float32",
+        traitbasis_version="0",
+        transformers_version="0",
+        torch_version="0",
+    )
+    vectors = [
+        TraitVector(
+            trait=trait,
+            vector=torch.randn(len(lm.layers), lm.width, generator=torch.Generator().manual_seed(i)),
+            layer_norms=torch.ones(len(lm.layers)) * 5,
+            agreement=torch.ones(len(lm.layers)),
+            provenance=provenance,
+            aliases=("skepticism",) if trait == "skeptical" else (),
+        )
+        for i, trait in enumerate(traits)
+    ]
+    return build_basis(vectors, dose=dose)

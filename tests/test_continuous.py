@@ -31,6 +31,7 @@ from reference import (
 )
 from tiny import CONFIGS, LAYERS, VOCABULARY, WIDTH, tiny_model
 from torch import Tensor, nn
+from transformers import Cache
 
 from traitbasis.engines.base import Event, Failure, Generation, Request, Sampling, Ticket, generate
 from traitbasis.engines.transformers import TransformersEngine, why_not_continuous
@@ -594,13 +595,16 @@ def test_a_row_that_is_not_finite_poisons_nobody(architecture: str, positions: A
     assert "finite" in str(failure.error)
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("positions", ["generated", "all"])
+@pytest.mark.parametrize(("place", "mate_length", "heir_length"), [(0, 11, 105), (1, 105, 50)])
 def test_a_row_cancelled_in_the_step_in_which_it_stops_being_finite_poisons_nobody(
-    lm: LanguageModel, place: int
+    lm: LanguageModel, place: int, mate_length: int, heir_length: int, positions: Any
 ) -> None:
-    """As a client that hangs up at the wrong moment would do; here while the row's prompt is read."""
-    bad = endless(prompt_of(100), 5, additions={1: torch.full((WIDTH,), torch.inf)})
-    mate, heir = endless(prompt_of(102), 30, additions=push(1, STRONG)), endless(prompt_of(50), 4)
+    """As a client that hangs up at the wrong moment does it; here while the row's prompt is read. Whoever gets its
+    place then is shorter than it was, beside a longer row."""
+    infinite = {1: torch.full((WIDTH,), torch.inf)}
+    bad = endless(prompt_of(100), 5, additions=infinite, positions=positions)
+    mate, heir = endless(prompt_of(mate_length), 30, additions=push(1, STRONG)), endless(prompt_of(heir_length), 4)
     expected = [by_full_forwards(lm, request) for request in (mate, heir)]
     tickets: list[Ticket] = []
 
@@ -617,7 +621,9 @@ def test_a_row_cancelled_in_the_step_in_which_it_stops_being_finite_poisons_nobo
             for request, listener in pair:
                 tickets.append(engine.submit(request, listener))
         assert gone.generation() == Generation("", (), "cancelled")
-        assert [listener.generation().token_ids for listener in listeners] == expected
+        for listener in listeners:
+            listener.wait()
+    assert [listener.generation().token_ids for listener in listeners] == expected
 
 
 @contextmanager
@@ -689,6 +695,30 @@ def test_an_exception_in_a_step_fails_those_that_run_and_not_those_that_wait(arc
             assert [event.token_id for event in before if isinstance(event, Event)] == list(tokens[:2])
             assert isinstance(last, Failure) and "out of memory" in str(last.error)
         assert engine.stats().cached_tokens == (32 + 64 if engine.continuous else 0)
+
+
+def test_a_step_that_fails_after_it_wrote_what_is_not_finite_poisons_nobody(lm: LanguageModel) -> None:
+    """The rows that get the places are longer than what they find there."""
+    bad = endless(prompt_of(60), 5, additions={0: torch.full((WIDTH,), torch.inf)})
+    heirs = [endless(prompt_of(20, seed), 50) for seed in range(2)]
+    expected = [by_full_forwards(lm, request) for request in heirs]
+    steps: list[Tensor] = []
+
+    def first_step(hidden: Tensor) -> bool:
+        if hidden.shape[:2] == (2, 1):
+            steps.append(hidden.clone())
+        return hidden.shape[:2] == (2, 1) and len(steps) == 1
+
+    with running(lm, max_batch=2) as engine, failing(lm, first_step):
+        listeners = [Listener() for _ in range(4)]
+        with Gate(engine):
+            for request, listener in zip((bad, bad, *heirs), listeners, strict=True):
+                engine.submit(request, listener)
+        assert [listener.generation().token_ids for listener in listeners[2:]] == expected
+    assert not steps[0].isfinite().any()
+    for listener in listeners[:2]:
+        (failure,) = listener.wait()
+        assert isinstance(failure, Failure) and "out of memory" in str(failure.error)
 
 
 # --- counts ---
@@ -797,9 +827,22 @@ def refuse_batches(lm: LanguageModel) -> Any:
     return lm.layers[1].mlp.register_forward_pre_hook(refuse)
 
 
+def refuse_caches(lm: LanguageModel) -> Any:
+    def refuse(module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
+        if any(isinstance(value, Cache) for value in keywords.values()):
+            raise NotImplementedError("no caches")
+
+    return lm.layers[1].self_attn.register_forward_pre_hook(refuse, with_kwargs=True)
+
+
 @pytest.mark.parametrize(
     ("break_it", "reason"),
-    [(ignore_masks, "differ by"), (ignore_positions, "differ by"), (refuse_batches, "one row at a time")],
+    [
+        (ignore_masks, "differ by"),
+        (ignore_positions, "differ by"),
+        (refuse_batches, "one row at a time"),
+        (refuse_caches, "no caches"),
+    ],
 )
 def test_a_model_that_is_wrong_in_slots_is_found_by_trying(
     break_it: Callable[[LanguageModel], Any], reason: str, caplog: pytest.LogCaptureFixture

@@ -47,7 +47,7 @@ def assert_slot_holds(slots: Slots, slot: int, tokens: Sequence[float]) -> None:
 def test_slots_hold_and_show_what_lists_of_tokens_would(seed: int) -> None:
     """Contract 3: 150 random joins, prefix copies, steps, moves and clears; each row reads its own tokens only."""
     rng = np.random.default_rng(seed)
-    slots, rows = Slots(LAYERS), []
+    slots, rows = Slots(LAYERS), list[list[float]]()
     fresh = iter(range(1, 10**6))  # every token is another number
     done = dict.fromkeys(("join", "step", "leave", "copy"), 0)
     for _ in range(150):

@@ -40,6 +40,7 @@ _AGENT = (
     "I can open a search request with the carrier, which takes up to five working days. Shall I do that?",
     "I understand. A refund is possible once the carrier confirms that the parcel is lost.",
 )
+_MOST_SERIAL = 8
 _TRAITS = ("impatience", "confusion", "skeptical", "incoherence")
 _SPECS = ("impatience-medium", "confusion-high", "", "skeptical-low+incoherence-0.5", "impatience-low+confusion-low")
 
@@ -277,8 +278,8 @@ def against_generate(load: Workload, users: int, repeats: int = 3, waves: int = 
     """Tokens per second of the engine over those of ``transformers.generate``, same prompts, same number of tokens.
 
     static: left-padded batches of so many rows, one after the other, unsteered. serial: one request after the other,
-    each with its steering hook. The engine serves `waves` times as many mixed-trait users of uneven lengths, so that
-    rows come and go, without a prefix cache; prefill is part of the time everywhere.
+    each with its steering hook (to 8 users: more tell nothing new). The engine serves `waves` times as many mixed-trait
+    users of uneven lengths, so that rows come and go, without a prefix cache; prefill is part of the time everywhere.
     """
     lengths = [load.tokens + (load.tokens // 2) * (i % 3 - 1) for i in range(waves * users)]
     requests = [load.request(user, temperature=0, max_tokens=n) for user, n in enumerate(lengths)]
@@ -302,8 +303,9 @@ def against_generate(load: Workload, users: int, repeats: int = 3, waves: int = 
             _generate(load.lm, [request.prompt_ids], request.sampling.max_tokens, request.additions)
         return sum(request.sampling.max_tokens for request in some) / (perf_counter() - begin)
 
-    found = in_turns({"ours": ours, "static": static, "serial": serial}, repeats)
-    return {name: ratio_of(found["ours"], found[name]) for name in ("static", "serial")}
+    others = {"static": static, **({"serial": serial} if users <= _MOST_SERIAL else {})}
+    found = in_turns({"ours": ours, **others}, repeats)
+    return {name: ratio_of(found["ours"], found[name]) for name in others}
 
 
 def _generate(lm: LanguageModel, rows: Sequence[Sequence[int]], tokens: int, additions: Additions) -> None:
@@ -449,7 +451,7 @@ def measure(
         yield "traits", steering_cost(load.lm, load.prompts(8), conditions, steps, baseline=[load.composed(1)] * 8)
     if "generate" in only:
         counts = [count for count in users if count > 1] or [several]
-        yield "generate", {count: against_generate(load, count, repeats=2 if quick else 5) for count in counts}
+        yield "generate", {count: against_generate(load, count, repeats=2 if quick else 3) for count in counts}
     if "conversation" in only:
         yield "conversation", growing(load, turns=min(turns, 4) if quick else turns, repeats=1 if quick else 3)
     if "newcomer" in only:

@@ -339,7 +339,6 @@ def bench(
     Example: traitbasis bench --quick --only throughput,steering
     """
     import json
-    from dataclasses import asdict
 
     from traitbasis.basis import find_basis
     from traitbasis.bench import MEASUREMENTS, Workload, made_with, measure
@@ -353,18 +352,23 @@ def bench(
     lm = _load(model, device, dtype, quantize, device_map, threads)
     load = Workload(lm, find_basis(lm, basis), tokens)
     figures: dict[str, Any] = {"made_with": made_with(load)}
-    table = Table("measurement", "of", "figure")
-    with err.status("measuring"):
-        for name, found in measure(load, sorted(map(int, counts)), turns=turns, quick=quick, only=names):
-            figures[name] = found
-            for number, (of, figure) in enumerate(_flat(found)):
-                table.add_row(name if number == 0 else "", of, figure)
-    out.print(table)
+    measured = measure(load, sorted(map(int, counts)), turns=turns, quick=quick, only=names)
+    while True:
+        with err.status("measuring"):
+            name, found = next(measured, ("", None))
+        if not name:
+            break
+        figures[name] = found
+        table = Table(name, "figure")
+        for of, figure in _flat(found):
+            table.add_row(of, figure)
+        out.print(table)
+        if out_file:  # after each: a long run that ends early keeps what it has
+            temporary = out_file.with_name(out_file.name + ".part")
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(figures, indent=1, default=vars) + "\n")
+            temporary.replace(out_file)
     if out_file:
-        temporary = out_file.with_name(out_file.name + ".part")
-        temporary.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(figures, indent=1, default=lambda ratio: asdict(ratio)) + "\n")
-        temporary.replace(out_file)
         out.print("saved:", out_file, soft_wrap=True, markup=False)
 
 
