@@ -217,7 +217,9 @@ def test_a_spread_model_is_the_same_model(
     assert tokens(lm) == tokens(plain)
 
 
-@pytest.mark.parametrize("device_map", [{"": "disk"}, {**on_disk(3), "model.embed_tokens": "disk"}], ids=["all", "ends"])
+@pytest.mark.parametrize(
+    "device_map", [{"": "disk"}, {**on_disk(3), "model.embed_tokens": "disk"}], ids=["all", "ends"]
+)
 def test_with_its_embedding_on_disk_a_model_works_or_is_refused(
     folder: Path, plain: LanguageModel, device_map: Any
 ) -> None:

@@ -111,6 +111,8 @@ class Request:
 
     def __post_init__(self) -> None:
         check_choice("positions", self.positions, Positions)
+        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
+            raise RequestError(f"seed is {self.seed!r}; it must be a whole number from 0 to {2**63 - 1}")
 
 
 @dataclass(frozen=True)

@@ -104,16 +104,16 @@ class TransformersEngine:
                 code="context_length_exceeded",
             )
         for layer, addition in request.additions.items():
-            if not 0 <= layer < len(self._lm.layers):
-                raise RequestError(f"layer {layer} does not exist; layers are 0 to {len(self._lm.layers) - 1}")
+            if type(layer) is not int or not 0 <= layer < len(self._lm.layers):
+                raise RequestError(f"layer {layer!r} does not exist; layers are 0 to {len(self._lm.layers) - 1}")
             if addition.shape != (self._lm.width,):
                 raise RequestError(
                     f"the addition at layer {layer} has shape {tuple(addition.shape)}; {self._lm.name} takes "
                     f"({self._lm.width},)"
                 )
         for token in (*request.prompt_ids, *request.sampling.logit_bias):
-            if not 0 <= token < self._lm.vocabulary:
-                raise RequestError(f"token id {token} does not exist; ids are 0 to {self._lm.vocabulary - 1}")
+            if type(token) is not int or not 0 <= token < self._lm.vocabulary:
+                raise RequestError(f"token id {token!r} does not exist; ids are 0 to {self._lm.vocabulary - 1}")
         row = Row(request, listener, self._lm.tokenizer, room)
         with self._wake:
             if self._closed:
@@ -207,8 +207,9 @@ class TransformersEngine:
                 row.fail(EngineError("the model's logits are not finite: the additions are too large for it"))
             else:
                 row.take(*result)
-        for row in self._rows:
+        for i, row in enumerate(self._rows):
             if row.cancelled and not row.finished:
+                self._batch.spoiled(i)  # it may be; nobody looked at its logits
                 row.end_cancelled()
         if any(row.finished for row in self._rows):
             self._batch.leave(self._rows)
@@ -401,13 +402,16 @@ def _try_slots(lm: LanguageModel) -> str | None:
 
     batch = SlotBatch(lm)
     rows: list[Row] = []
-    waiting = deque([row(3, 70), row(5, 3), row(11, 1)])
+    longest = max(1, min(70, (lm.context_length or 70) - 4))
+    waiting = deque([row(3, longest), row(5, 3), row(11, 1)])
     seen = {r: list(r.request.prompt_ids) for r in waiting}
     try:
         with torch.inference_mode():
             for newcomers in (2, 0, 1, 0):  # one leaves before the third step
                 for _ in range(newcomers):
-                    batch.admit(lambda: waiting.popleft(), rows, len(rows) + 1)
+                    batch.join(waiting[0], len(rows))
+                    rows.append(waiting.popleft())
+                    batch.additions = None
                 logits = batch.step(rows).float()
                 for r, scores in zip(rows, logits, strict=True):
                     expected = lm.forward(*pad_left([seen[r]], 0, lm.device))[0, -1].float()
