@@ -24,6 +24,7 @@ from .errors import UnknownModelError, describe
 from .schemas import ChatCompletionRequest
 
 MAX_CHOICES = 16
+MAX_TOP_LOGPROBS = 20
 
 
 def router(simulator: UserSimulator, model_id: str) -> APIRouter:
@@ -49,7 +50,8 @@ def router(simulator: UserSimulator, model_id: str) -> APIRouter:
 
     def token(token_id: int, logprob: float) -> dict[str, Any]:
         text = simulator.lm.tokenizer.decode([token_id])
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        whole = text and "\ufffd" not in text  # else the token is a part of a character, or none at all
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
     def logprobs(turn: UserTurn) -> dict[str, Any] | None:
         if turn.sampling.logprobs is None:
@@ -75,6 +77,8 @@ def router(simulator: UserSimulator, model_id: str) -> APIRouter:
         n = 1 if body.n is None else body.n
         if not 1 <= n <= MAX_CHOICES:
             raise RequestError(f"n is {n}; it must be between 1 and {MAX_CHOICES}")
+        if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise RequestError(f"top_logprobs is {body.top_logprobs}; it must be between 0 and {MAX_TOP_LOGPROBS}")
         if body.response_format and body.response_format.type != "text":
             raise RequestError(f"response_format {body.response_format.type!r} is not supported; user turns are text")
         traits = _traits_of_id(body.model, model_id)

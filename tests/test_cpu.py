@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from traitbasis import cpu
-from traitbasis.cpu import PackedLinear, faster_dtype, free_memory, prepare_weights, set_threads, usable_cpus
+from traitbasis.cpu import (
+    PackedLinear,
+    faster_dtype,
+    free_memory,
+    packed_products,
+    prepare_weights,
+    set_threads,
+    usable_cpus,
+)
 from traitbasis.model import fingerprint
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -174,7 +182,7 @@ def test_the_packed_copy_serves_few_rows_and_no_others(
     linear, own = packed_layer(dtype), nn.functional.linear
     plain: list[int] = []
     monkeypatch.setattr(nn.functional, "linear", lambda x, *rest: plain.append(len(x)) or own(x, *rest))
-    with torch.inference_mode():
+    with torch.inference_mode(), packed_products():
         for count in (1, 2, 8, 64, 65, 300):
             linear(rows(count, IN, dtype=dtype))
     assert plain == [count for count in (1, 2, 8, 64, 65, 300) if not fewest <= count <= 64]

@@ -19,6 +19,8 @@ from torch import Tensor
 from typer.testing import CliRunner, Result
 
 from traitbasis import cli
+from traitbasis import verify as verify_module
+from traitbasis.bench import Served
 from traitbasis.engines import transformers as engine_module
 from traitbasis.engines.base import Request
 from traitbasis.engines.kv import PrefixCache, Slots
@@ -304,10 +306,14 @@ def test_padding_that_changes_every_token_is_said_in_figures(
 ) -> None:
     """And not as an error of Python's."""
 
-    def stack(rows: Sequence[Row], lm: LanguageModel) -> dict[int, Tensor]:
-        return {z: sums * (100 if len(rows) > 1 else 1) for z, sums in _stack(rows, lm).items()}
+    together = verify_module.serve_all
 
-    monkeypatch.setattr(engine_module, "stack_additions", stack)
+    def elsewhere(engine: TransformersEngine, requests: Sequence[Request]) -> list[Served]:
+        return together(
+            engine, [replace(r, additions={3: -1000 * r.additions[2]} if r.additions else {}) for r in requests]
+        )
+
+    monkeypatch.setattr(verify_module, "serve_all", elsewhere)
     checks = list(verify(lm, tokens=4))
     (padding,) = [check for check in checks if check.name.startswith("padding")]
     assert padding.passed is False and "ValueError" not in padding.detail

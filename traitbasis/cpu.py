@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -74,7 +76,7 @@ def prepare_weights(modules: Iterable[nn.Module], embedding: Tensor | None = Non
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer with a copy of its weight for products with few rows, where no gradient is asked for."""
+    """A linear layer with a copy of its weight for products with few rows, used within ``packed_products`` only."""
 
     _packed: _Packed | None = None
 
@@ -83,28 +85,56 @@ class PackedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         packed = self._packed
-        if packed is not None and packed.suits(self.weight, input) and not torch.is_grad_enabled():
+        if packed is not None and getattr(_thread, "packed", False) and packed.suits(self.weight, input):
             return packed(self.weight, self.bias, input)
         return nn.functional.linear(input, self.weight, self.bias)
 
 
-class _Packed:
-    """A packed weight. Copies and pickles of it are empty: their layer goes on unpacked."""
+_thread = threading.local()
 
-    def __init__(self, weight: Tensor | None = None) -> None:
-        self._states = None if weight is None else _PACKERS[weight.dtype](weight.detach())
-        self._version = None if weight is None else (weight._version, weight.data_ptr(), weight.dtype)
+
+@contextmanager
+def packed_products() -> Iterator[None]:
+    """In this thread, use packed weights. Everybody else's forwards read the weights themselves: whoever trains, merges
+    or edits a model sees what they did at once. An engine calls ``repack`` before it begins."""
+    _thread.packed = True
+    try:
+        yield
+    finally:
+        _thread.packed = False
+
+
+def repack(model: nn.Module) -> int:
+    """Pack weights again that have changed since they were packed; returns how many.
+
+    A change is noticed by one row and one column of each weight: reading all of them at every start would cost a step.
+    """
+    changed = 0
+    for module in model.modules():
+        if isinstance(module, PackedLinear) and (module._packed is None or module._packed.stale(module.weight)):
+            module.pack()
+            changed += 1
+    return changed
+
+
+class _Packed:
+    """A packed weight. Copies and pickles of it are left out: their layer is packed again when an engine starts."""
+
+    def __init__(self, weight: Tensor) -> None:
+        weight = weight.detach()
+        self._states = _PACKERS[weight.dtype](weight)
+        self._dtype = weight.dtype
+        self._sample = _cross(weight).clone()
+
+    def stale(self, weight: Tensor) -> bool:
+        return weight.dtype != self._dtype or not torch.equal(_cross(weight.detach()), self._sample)
 
     def suits(self, weight: Tensor, input: Tensor) -> bool:
-        """Whether the weight is still the one that was packed, and the input has few rows."""
-        rows = input.numel() // input.shape[-1]
+        """Whether the input is of the right kind and has few rows."""
         # A single float32 row reads the column-major weight itself as fast as anything can.
         fewest = 2 if weight.dtype == torch.float32 else 1
-        return (
-            fewest <= rows <= _MOST_ROWS
-            and input.dtype == weight.dtype
-            and self._version == (weight._version, weight.data_ptr(), weight.dtype)
-        )
+        rows = input.numel() // input.shape[-1]
+        return fewest <= rows <= _MOST_ROWS and input.dtype == weight.dtype == self._dtype
 
     def __call__(self, weight: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
         if weight.dtype == torch.float32:
@@ -114,8 +144,14 @@ class _Packed:
         product = torch.ops.mkldnn._linear_pointwise(input, self._states, bias, "none", [], "")
         return product
 
-    def __reduce__(self) -> tuple[type[_Packed], tuple[()]]:
-        return _Packed, ()
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
+def _cross(weight: Tensor) -> Tensor:
+    """The middle row and column."""
+    rows, columns = weight.shape
+    return torch.cat([weight[rows // 2], weight[:, columns // 2]])
 
 
 _PACKERS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {

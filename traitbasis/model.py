@@ -59,7 +59,13 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        return torch.device(self.model.device)
+        """Where inputs go; of a model on several devices, its first."""
+        return _input_device(self.model)
+
+    @property
+    def exact(self) -> bool:
+        """Whether equal sums give equal logits up to float32's rounding: not in half precision, nor quantised."""
+        return self.model.dtype == torch.float32 and not getattr(self.model, "is_quantized", False)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -173,6 +179,8 @@ def load_model(
         options: dict[str, Any] = {"dtype": _dtype(dtype, target, config, quantized or device_map is not None)}
         if quantize is not None:
             options["quantization_config"] = BitsAndBytesConfig(**{f"load_in_{quantize}": True})
+            if dtype == "auto":  # what is not quantised; in float32 activations would be rounded all the same
+                options["dtype"] = torch.bfloat16
         if quantized or device_map is not None:  # such a model is placed while it is loaded, and cannot be moved
             options["device_map"] = device_map or {"": str(target)}
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -270,6 +278,15 @@ def pad_left(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -
     return ids.to(device), mask.to(device)
 
 
+def _input_device(model: PreTrainedModel) -> torch.device:
+    device = torch.device(model.device)
+    if device.type != "meta":
+        return device
+    # What is offloaded has no device of its own; it runs on the first that is one, as accelerate does it.
+    places = [place for place in getattr(model, "hf_device_map", {}).values() if place not in ("cpu", "disk")]
+    return torch.device(places[0] if places else "cpu")
+
+
 def _dtype(name: str, target: torch.device, config: Any, placed: bool) -> torch.dtype | str:
     """The dtype to load in; "auto" is the checkpoint's own."""
     if name == "fastest":
@@ -308,7 +325,7 @@ def _verify_generation(lm: LanguageModel) -> None:
     """Check the two things that generation in ragged batches rests on: a cached step gives what a full forward gives,
     and a row padded on the left what the row alone gives. Recurrent models, among others, do not. Raises ModelError."""
     long, short = ([(seed + 7 * i) % lm.vocabulary for i in range(length)] for seed, length in ((3, 8), (5, 3)))
-    tolerance = 1e-3 if lm.model.dtype == torch.float32 else 0.1
+    tolerance = 1e-3 if lm.exact else 0.1
     try:
         alone_long, alone_short = (lm.forward(*pad_left([row], 0, lm.device))[0, -1].float() for row in (long, short))
         ids, mask = pad_left([long, short], 0, lm.device)
@@ -340,7 +357,7 @@ def _verify(model: PreTrainedModel, blocks: list[nn.Module]) -> tuple[str | None
 
         return hook
 
-    ids = torch.arange(4, device=model.device)[None] % int(model.get_input_embeddings().weight.shape[0])
+    ids = torch.arange(4, device=_input_device(model))[None] % int(model.get_input_embeddings().weight.shape[0])
     handles = [block.register_forward_hook(hook_for(i), with_kwargs=True) for i, block in enumerate(blocks)]
     try:
         with torch.inference_mode():
