@@ -1,99 +1,55 @@
-"""Continuous batching: whoever comes, goes, is steered or fails meanwhile, a row is what it is alone."""
+"""Continuous batching: whoever comes, goes or is steered meanwhile, a row is what it is alone."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from continuous import (
+    BLOCK_BYTES,
+    CACHES,
+    MICRO_BATCHES,
+    SLOTS,
+    STRONG,
+    alone,
+    by_full_forwards,
+    ended,
+    endless,
+    running,
+    tiny_lm,
+    watching_all,
+)
 from reference import (
     END,
     Gate,
     Listener,
     block_outputs,
     blocks_of,
-    decode_without_cache,
-    greedy,
     hook_count,
     prompt_of,
     push,
-    run_together,
     watching,
 )
-from tiny import CONFIGS, LAYERS, VOCABULARY, WIDTH, tiny_model
-from torch import Tensor, nn
-from transformers import Cache
+from tiny import CONFIGS, LAYERS, WIDTH
+from torch import Tensor
 
-from traitbasis.engines.base import Event, Failure, Generation, Request, Sampling, Ticket, generate
-from traitbasis.engines.transformers import TransformersEngine, why_not_continuous
-from traitbasis.errors import EngineError, RequestError
+from traitbasis.engines.base import Generation, Request, Sampling, Ticket
+from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.model import LanguageModel
 
-SLOTS = ("llama", "qwen2", "qwen3", "gpt2")
-MICRO_BATCHES = ("mistral", "gemma2")
-STRONG = 30.0
-BLOCK = 32  # tokens of a cached block
-BLOCK_BYTES = BLOCK * LAYERS * 2 * 2 * 8 * 4  # keys and values of 2 heads of 8 float32; gpt2's are twice as large
-CACHES = (2 * BLOCK_BYTES, 2**24, 0)  # always full, large, off
-
-tiny_lm = cache(tiny_model)
+# --- any schedule: rows are alone (contracts 3 and 9) ---
 
 
 @pytest.fixture
 def lm() -> LanguageModel:
     return tiny_lm("llama")
-
-
-@contextmanager
-def running(lm: LanguageModel, **options: Any) -> Iterator[TransformersEngine]:
-    """An engine that is closed at the end, and then leaves no hook (contract 6)."""
-    hooks = hook_count(lm.model)
-    engine = TransformersEngine(lm, **options)
-    try:
-        yield engine
-    finally:
-        engine.close()
-    assert hook_count(lm.model) == hooks
-    assert engine.stats().running == engine.stats().waiting == 0
-
-
-def alone(lm: LanguageModel, request: Request) -> Generation:
-    """What a cold engine that serves nobody else says."""
-    with running(lm, max_batch=1, prefix_cache_bytes=0) as engine:
-        return generate(engine, request)
-
-
-def by_full_forwards(lm: LanguageModel, request: Request) -> tuple[int, ...]:
-    """A greedy request's tokens without the engine; its stop ids are its own, END is nothing special."""
-    prompt, n = request.prompt_ids, request.sampling.max_tokens
-    first = 0 if request.positions == "all" else len(prompt) - 1
-    tokens: list[int] = []
-    while len(tokens) < n and not request.stop_ids & {*tokens}:
-        so_far = (*prompt, *tokens)
-        tokens += decode_without_cache(lm.model, blocks_of(lm.model), so_far, request.additions, n - len(tokens), first)
-    ends = [i for i, token in enumerate(tokens, 1) if token in request.stop_ids]
-    return tuple(tokens[: min(ends, default=n)])
-
-
-def endless(prompt: Sequence[int], max_tokens: int, **request: Any) -> Request:
-    """Greedy, ends by max_tokens only."""
-    return greedy(prompt, max_tokens, stop_ids=frozenset(), **request)
-
-
-def ended(listener: Listener) -> bool:
-    return any(isinstance(event, Failure) or event.finish for event in listener.events)
-
-
-# --- any schedule: rows are alone (contracts 3 and 9) ---
 
 
 @dataclass(frozen=True)
@@ -383,16 +339,6 @@ def test_requests_from_many_threads_at_any_time_get_what_they_get_alone(lm: Lang
 # --- what is steered, and what is not (contracts 2 and 4) ---
 
 
-@contextmanager
-def watching_all(lm: LanguageModel) -> Iterator[list[list[Tensor]]]:
-    """Every layer's hidden states of every forward: ``[z][forward]``."""
-    seen: list[list[Tensor]] = [[] for _ in lm.layers]
-    with ExitStack() as stack:
-        for z, layer in enumerate(lm.layers):
-            stack.enter_context(watching(layer, lambda hidden, z=z: seen[z].append(hidden.clone())))
-        yield seen
-
-
 @pytest.mark.parametrize("architecture", SLOTS)
 def test_a_newcomer_is_read_clean_and_steered_from_its_last_position_on_beside_steered_rows(architecture: str) -> None:
     """Contract 4, faults 28 and 29, seen inside the forwards, at every layer, while others are steered at each."""
@@ -439,286 +385,6 @@ def test_hooks_are_there_only_while_a_steered_row_runs(lm: LanguageModel) -> Non
         engine.submit(endless(prompt_of(9), 10, additions=nothing), first)
         assert [len(listener.wait()) for listener in (first, late)] == [10, 3]
     assert [count - base for count in hooks] == [0, 0, 0, 0, 0, 0, 2, 2, 2, 0, 0, 0]
-
-
-# --- the prefix cache ---
-
-
-def read_by(lm: LanguageModel, engine: TransformersEngine, request: Request) -> tuple[Generation, int]:
-    """A request's generation, and how many of its prompt's tokens but the last went through the model."""
-    positions: list[int] = []
-    with watching(lm.layers[0], lambda hidden: positions.append(hidden.shape[0] * hidden.shape[1])):
-        generation = generate(engine, request)
-    return generation, sum(positions) - len(generation.token_ids)
-
-
-@pytest.mark.parametrize("architecture", SLOTS)
-@pytest.mark.parametrize("norm", [0.0, 100.0])
-def test_a_growing_conversation_reads_only_what_is_new_and_says_the_same(architecture: str, norm: float) -> None:
-    """Contract 4, fault 30, ten turns, greedy and sampled in turn: what a turn generated is read again, unsteered, in
-    the next one; what was prompt then, whole blocks of it, is not."""
-    lm, prompt, past = tiny_lm(architecture), prompt_of(45), 0
-    with running(lm) as warm, running(lm, prefix_cache_bytes=0) as cold:
-        for turn in range(10):
-            sampling = Sampling(temperature=turn % 2, max_tokens=10)
-            request = Request(prompt, turn, sampling, frozenset(), push(turn % LAYERS, norm))
-            cached = warm.stats().cached_tokens
-            found, read = read_by(lm, warm, request)
-            assert found == generate(cold, request)
-            known = past // BLOCK * BLOCK
-            past = len(prompt) - 1
-            assert warm.stats().cached_tokens - cached == known
-            assert read == past - known
-            prompt = (*prompt, *found.token_ids, *prompt_of(7 + 4 * turn, seed=5))
-        assert warm.stats().prompt_tokens == cold.stats().prompt_tokens
-        assert cold.stats().cached_tokens == 0
-
-
-@pytest.mark.parametrize("architecture", SLOTS)
-def test_what_a_steered_turn_generated_never_enters_the_cache(architecture: str) -> None:
-    """Contract 4: 80 tokens written under strong steering at every layer; the next turn's states at every layer are
-    those of one plain forward, when they are read and when all of it comes from the cache."""
-    lm = tiny_lm(architecture)
-    first = endless(prompt_of(70), 80, additions={z: push(z, 100.0)[z] for z in range(LAYERS)})
-    with running(lm) as engine:
-        prompt = (*first.prompt_ids, *generate(engine, first).token_ids, *prompt_of(12, seed=8))
-        plain = block_outputs(lm.model, prompt, blocks_of(lm.model))
-        for known in (64, 160):
-            with watching_all(lm) as seen:
-                generate(engine, endless(prompt, 1))
-            for z in range(LAYERS):
-                states = torch.cat([hidden[0] for hidden in seen[z]])
-                assert len(states) == len(prompt) - known
-                np.testing.assert_allclose(states, plain[z, known:], rtol=1e-4, atol=1e-3)
-
-
-def test_positions_all_neither_reads_nor_writes_the_cache(lm: LanguageModel) -> None:
-    """Contract 4: it is never cached, steered or not, before a clean request and after it."""
-    clean = endless(prompt_of(101), 8, additions=push(1, STRONG))
-    whole = replace(clean, positions="all")
-    expected = [by_full_forwards(lm, request) for request in (whole, clean)]
-    assert expected[0] != expected[1]
-    with running(lm) as engine:
-        for request in (whole, replace(whole, additions={})):
-            assert read_by(lm, engine, request)[1] == 100
-            assert engine.stats().cache_bytes == 0
-        found, read = read_by(lm, engine, clean)
-        assert (found.token_ids, read) == (expected[1], 100)
-        assert engine.stats().cache_bytes == 3 * BLOCK_BYTES
-        found, read = read_by(lm, engine, whole)
-        assert (found.token_ids, read) == (expected[0], 100)
-        found, read = read_by(lm, engine, clean)
-        assert (found.token_ids, read) == (expected[1], 100 - 96)
-        assert engine.stats().cache_bytes == 3 * BLOCK_BYTES
-        assert engine.stats().cached_tokens == 96
-
-
-def test_the_cache_keeps_to_its_limit_over_hundreds_of_requests(lm: LanguageModel) -> None:
-    """And what it threw out is computed again: twelve prompts in turns that never fit into it together."""
-    rng, limit = np.random.default_rng(0), 3 * BLOCK_BYTES + 7
-    prompts = [(*prompt_of(40, seed=i % 3), *prompt_of(9 * i, seed=4)) for i in range(12)]
-    requests = [endless(prompt, 2, additions=push(2, STRONG if i % 2 else 0.0)) for i, prompt in enumerate(prompts)]
-    expected = [by_full_forwards(lm, request) for request in requests]
-    sizes: list[int] = []
-    chosen = rng.integers(0, 12, 240).tolist()
-    with running(lm, max_batch=4, prefix_cache_bytes=limit) as engine:
-        listeners = [Listener(lambda count: sizes.append(engine.stats().cache_bytes)) for _ in chosen]
-        with Gate(engine):
-            for i, listener in zip(chosen, listeners, strict=True):
-                engine.submit(requests[i], listener)
-        for i, listener in zip(chosen, listeners, strict=True):
-            assert listener.generation().token_ids == expected[i]
-        stats = engine.stats()
-    assert max(sizes) == 3 * BLOCK_BYTES
-    assert stats.cache_limit == limit
-    assert stats.cache_evictions > 100
-    assert stats.cached_tokens > 100 * BLOCK
-
-
-def test_an_evicted_prefix_is_read_again(lm: LanguageModel) -> None:
-    one, other = (endless(prompt_of(70, seed), 6, additions=push(1, STRONG)) for seed in (0, 1))
-    expected = {request: by_full_forwards(lm, request) for request in (one, other)}
-    with running(lm, prefix_cache_bytes=2 * BLOCK_BYTES) as engine:
-        for request, tokens, evictions in (
-            (one, 69, 0),
-            (one, 5, 0),
-            (other, 69, 2),
-            (one, 69, 4),
-            (other, 69, 6),
-            (other, 5, 6),
-        ):
-            found, read = read_by(lm, engine, request)
-            assert (found.token_ids, read) == (expected[request], tokens)
-            assert engine.stats().cache_evictions == evictions
-
-
-@pytest.mark.parametrize("limit", [0, BLOCK_BYTES - 1])
-def test_a_limit_below_a_block_turns_the_cache_off(lm: LanguageModel, limit: int) -> None:
-    request = endless(prompt_of(100), 3)
-    with running(lm, prefix_cache_bytes=limit) as engine:
-        assert [read_by(lm, engine, request)[1] for _ in range(3)] == [99] * 3
-        stats = engine.stats()
-    assert (stats.cache_bytes, stats.cached_tokens, stats.cache_evictions) == (0, 0, 0)
-
-
-# --- a row that fails, fails alone (contracts 3 and 6) ---
-
-
-@pytest.mark.parametrize("architecture", SLOTS)
-@pytest.mark.parametrize("positions", ["generated", "all"])
-@pytest.mark.parametrize("place", [0, 1])
-@pytest.mark.parametrize("z", [0, 2])
-def test_a_row_that_is_not_finite_poisons_nobody(architecture: str, positions: Any, place: int, z: int) -> None:
-    """Neither its batchmate, nor the rows that get its place, nor the cache: they have its own prompt, and a longer
-    and a shorter one."""
-    lm = tiny_lm(architecture)
-    bad = endless(prompt_of(100), 5, additions={z: torch.full((WIDTH,), torch.inf)}, positions=positions)
-    mate = endless(prompt_of(11), 30, additions=push(1, STRONG))
-    heirs = [endless(prompt, 4) for prompt in (bad.prompt_ids, (*bad.prompt_ids, *prompt_of(40)), prompt_of(5))]
-    expected = [by_full_forwards(lm, request) for request in (mate, *heirs)]
-    with running(lm, max_batch=2) as engine:
-        listeners = [Listener() for _ in range(4)]
-
-        def bequeath(count: int) -> None:
-            for request, listener in zip(heirs, listeners[1:], strict=True):
-                engine.submit(request, listener)
-
-        failed = Listener(bequeath)
-        pair = [(mate, listeners[0])]
-        pair.insert(place, (bad, failed))
-        with Gate(engine):
-            for request, listener in pair:
-                engine.submit(request, listener)
-        assert [listener.generation().token_ids for listener in listeners] == expected
-    (failure,) = failed.wait()
-    assert isinstance(failure, Failure) and isinstance(failure.error, EngineError)
-    assert "finite" in str(failure.error)
-
-
-@pytest.mark.parametrize("positions", ["generated", "all"])
-@pytest.mark.parametrize(("place", "mate_length", "heir_length"), [(0, 11, 105), (1, 105, 50)])
-def test_a_row_cancelled_in_the_step_in_which_it_stops_being_finite_poisons_nobody(
-    lm: LanguageModel, place: int, mate_length: int, heir_length: int, positions: Any
-) -> None:
-    """As a client that hangs up at the wrong moment does it; here while the row's prompt is read. Whoever gets its
-    place then is shorter than it was, beside a longer row."""
-    infinite = {1: torch.full((WIDTH,), torch.inf)}
-    bad = endless(prompt_of(100), 5, additions=infinite, positions=positions)
-    mate, heir = endless(prompt_of(mate_length), 30, additions=push(1, STRONG)), endless(prompt_of(heir_length), 4)
-    expected = [by_full_forwards(lm, request) for request in (mate, heir)]
-    tickets: list[Ticket] = []
-
-    def hang_up(hidden: Tensor) -> None:
-        if hidden.shape[:2] == (1, 99):
-            tickets[place].cancel()
-
-    with running(lm, max_batch=2) as engine, watching(lm.layers[0], hang_up):
-        listeners = [Listener(), Listener()]
-        gone = Listener(lambda count: engine.submit(heir, listeners[1]))
-        pair = [(mate, listeners[0])]
-        pair.insert(place, (bad, gone))
-        with Gate(engine):
-            for request, listener in pair:
-                tickets.append(engine.submit(request, listener))
-        assert gone.generation() == Generation("", (), "cancelled")
-        for listener in listeners:
-            listener.wait()
-    assert [listener.generation().token_ids for listener in listeners] == expected
-
-
-@contextmanager
-def failing(lm: LanguageModel, when: Callable[[Tensor], bool]) -> Iterator[None]:
-    """Forwards raise in the third block when its hidden states say so."""
-
-    def see(hidden: Tensor) -> None:
-        if when(hidden):
-            raise RuntimeError("out of memory")
-
-    with watching(lm.layers[2], see):
-        yield
-
-
-@pytest.mark.parametrize("architecture", SLOTS)
-def test_an_exception_while_a_newcomer_is_read_fails_only_the_newcomer(architecture: str) -> None:
-    """Those that run go on, and the next one in its place, with the beginning of its prompt, is right."""
-    lm = tiny_lm(architecture)
-    mates = [endless(prompt_of(9), 14, additions=push(1, STRONG)), endless(prompt_of(20), 14)]
-    broken = endless(prompt_of(78), 5, additions=push(2, STRONG), positions="generated")
-    heir = endless(broken.prompt_ids[:66], 5, additions=push(2, -STRONG))
-    expected = [by_full_forwards(lm, request) for request in (*mates, heir)]
-    with running(lm, max_batch=3) as engine, failing(lm, lambda hidden: hidden.shape[1] == 77):
-        last, failed = Listener(), Listener(lambda count: engine.submit(heir, last))
-        listeners = [Listener(lambda count: engine.submit(broken, failed) if count == 4 else None), Listener(), last]
-        with Gate(engine):
-            for request, listener in zip(mates, listeners[:2], strict=True):
-                engine.submit(request, listener)
-        assert [listener.generation().token_ids for listener in listeners] == expected
-        assert engine.stats().cached_tokens == 0
-    (failure,) = failed.wait()
-    assert isinstance(failure, Failure) and "out of memory" in str(failure.error)
-
-
-@pytest.mark.parametrize("architecture", SLOTS)
-def test_an_exception_in_the_very_first_forward_leaves_a_working_engine(architecture: str) -> None:
-    """Half of the layers have a store by then."""
-    lm = tiny_lm(architecture)
-    request, other = endless(prompt_of(78), 4, additions=push(1, STRONG)), endless(prompt_of(150), 4)
-    expected = [by_full_forwards(lm, r) for r in (request, other)]
-    with running(lm) as engine:
-        with failing(lm, lambda hidden: True), pytest.raises(EngineError, match="out of memory"):
-            generate(engine, request)
-        assert [generation.token_ids for generation in run_together(engine, [request, other])] == expected
-
-
-@pytest.mark.parametrize("architecture", [*SLOTS, *MICRO_BATCHES])
-def test_an_exception_in_a_step_fails_those_that_run_and_not_those_that_wait(architecture: str) -> None:
-    """The waiting ones have the same prompts, so what the failed ones left in the cache is used."""
-    lm = tiny_lm(architecture)
-    requests = [endless(prompt_of(40 + 30 * i), 8, additions=push(i, STRONG)) for i in range(2)]
-    expected = [by_full_forwards(lm, request) for request in requests]
-    steps = 0
-
-    def third_step(hidden: Tensor) -> bool:
-        nonlocal steps
-        step = hidden.shape[:2] == (2, 1)
-        steps += step
-        return step and steps == 3
-
-    with running(lm, max_batch=2) as engine, failing(lm, third_step):
-        listeners = [Listener() for _ in range(4)]
-        with Gate(engine):
-            for request, listener in zip(requests * 2, listeners, strict=True):
-                engine.submit(request, listener)
-        assert [listener.generation().token_ids for listener in listeners[2:]] == expected
-        for tokens, listener in zip(expected, listeners[:2], strict=True):
-            *before, last = listener.wait()
-            assert [event.token_id for event in before if isinstance(event, Event)] == list(tokens[:2])
-            assert isinstance(last, Failure) and "out of memory" in str(last.error)
-        assert engine.stats().cached_tokens == (32 + 64 if engine.continuous else 0)
-
-
-def test_a_step_that_fails_after_it_wrote_what_is_not_finite_poisons_nobody(lm: LanguageModel) -> None:
-    """The rows that get the places are longer than what they find there."""
-    bad = endless(prompt_of(60), 5, additions={0: torch.full((WIDTH,), torch.inf)})
-    heirs = [endless(prompt_of(20, seed), 50) for seed in range(2)]
-    expected = [by_full_forwards(lm, request) for request in heirs]
-    steps: list[Tensor] = []
-
-    def first_step(hidden: Tensor) -> bool:
-        if hidden.shape[:2] == (2, 1):
-            steps.append(hidden.clone())
-        return hidden.shape[:2] == (2, 1) and len(steps) == 1
-
-    with running(lm, max_batch=2) as engine, failing(lm, first_step):
-        listeners = [Listener() for _ in range(4)]
-        with Gate(engine):
-            for request, listener in zip((bad, bad, *heirs), listeners, strict=True):
-                engine.submit(request, listener)
-        assert [listener.generation().token_ids for listener in listeners[2:]] == expected
-    assert not steps[0].isfinite().any()
-    for listener in listeners[:2]:
-        (failure,) = listener.wait()
-        assert isinstance(failure, Failure) and "out of memory" in str(failure.error)
 
 
 # --- counts ---
@@ -769,137 +435,3 @@ def test_counts_of_a_small_known_schedule(lm: LanguageModel) -> None:
     assert (stats.max_batch, stats.max_queue, stats.max_context) == (2, 256, 2048)
     assert (stats.steps, stats.generated_tokens, stats.steered_tokens) == (8, 13, 5)
     assert (stats.cache_bytes, stats.cache_evictions) == (BLOCK_BYTES, 0)
-
-
-# --- which models run in slots ---
-
-
-@pytest.mark.parametrize("architecture", SLOTS)
-def test_a_model_with_full_attention_runs_in_slots_and_says_nothing(
-    architecture: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "traitbasis.engine"), running(tiny_model(architecture)) as engine:
-        assert engine.continuous
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("architecture", MICRO_BATCHES)
-def test_a_model_with_a_sliding_window_does_not_and_the_log_says_so(
-    architecture: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """House style, no silent fallbacks: the model, what happens instead, and why."""
-    with caplog.at_level(logging.WARNING, "traitbasis.engine"), running(tiny_model(architecture)) as engine:
-        assert not engine.continuous
-        stats = engine.stats()
-    (record,) = caplog.records
-    for part in (f"tiny-{architecture}", "micro-batches", "Sliding"):
-        assert part in record.getMessage()
-    assert (stats.cache_limit, stats.cache_bytes, stats.cached_tokens) == (0, 0, 0)
-
-
-def ignore_masks(lm: LanguageModel) -> Any:
-    """One layer's attention reads every column in a step."""
-
-    def unmask(module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> Any:
-        if keywords["hidden_states"].shape[1] == 1:
-            keywords["attention_mask"] = None
-        return arguments, keywords
-
-    return lm.layers[1].self_attn.register_forward_pre_hook(unmask, with_kwargs=True)
-
-
-def ignore_positions(lm: LanguageModel) -> Any:
-    """Every token of a step takes itself for the first one."""
-
-    def reset(module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> Any:
-        if keywords["position_ids"].shape[1] == 1:
-            keywords["position_ids"] = torch.zeros_like(keywords["position_ids"])
-        return arguments, keywords
-
-    return lm.model.model.rotary_emb.register_forward_pre_hook(reset, with_kwargs=True)
-
-
-def refuse_batches(lm: LanguageModel) -> Any:
-    def refuse(module: nn.Module, arguments: Any) -> None:
-        if len(arguments[0]) > 1:
-            raise NotImplementedError("one row at a time")
-
-    return lm.layers[1].mlp.register_forward_pre_hook(refuse)
-
-
-def refuse_caches(lm: LanguageModel) -> Any:
-    def refuse(module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> None:
-        if any(isinstance(value, Cache) for value in keywords.values()):
-            raise NotImplementedError("no caches")
-
-    return lm.layers[1].self_attn.register_forward_pre_hook(refuse, with_kwargs=True)
-
-
-@pytest.mark.parametrize(
-    ("break_it", "reason"),
-    [
-        (ignore_masks, "differ by"),
-        (ignore_positions, "differ by"),
-        (refuse_batches, "one row at a time"),
-        (refuse_caches, "no caches"),
-    ],
-)
-def test_a_model_that_is_wrong_in_slots_is_found_by_trying(
-    break_it: Callable[[LanguageModel], Any], reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """After nnterp: verified, not trusted. It is tried once a model."""
-    lm = tiny_model("llama")
-    break_it(lm)
-    with running(lm) as engine:
-        assert not engine.continuous
-    assert reason in caplog.text
-    assert reason in str(why_not_continuous(lm))
-    assert why_not_continuous(tiny_model("llama")) is None
-    forwards: list[Tensor] = []
-    with watching(lm.layers[0], forwards.append), running(lm) as engine:
-        assert not engine.continuous
-    assert not forwards
-
-
-# --- what is refused ---
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("max_batch", 0), ("max_batch", -1), ("max_queue", 0), ("max_context", 1), ("prefix_cache_bytes", -1)],
-)
-def test_a_bad_size_is_refused_by_name(lm: LanguageModel, name: str, value: int) -> None:
-    with pytest.raises(EngineError, match=f"{name} is {value}; it must be at least"):
-        TransformersEngine(lm, **{name: value})
-
-
-def test_a_smaller_context_than_the_models_own_is_kept_to(lm: LanguageModel) -> None:
-    with running(lm, max_context=20) as engine:
-        found = generate(engine, endless(prompt_of(17), 9))
-        assert (len(found.token_ids), found.finish) == (3, "length")
-        assert found.token_ids == alone(lm, endless(prompt_of(17), 9)).token_ids[:3]
-        with pytest.raises(RequestError, match="20 tokens; the context of tiny-llama is 20") as caught:
-            engine.submit(endless(prompt_of(20), 1), Listener())
-        assert caught.value.code == "context_length_exceeded"
-    with running(lm, max_context=10**6) as engine:
-        assert engine.stats().max_context == 2048
-
-
-@pytest.mark.parametrize("token", [VOCABULARY, -1])
-def test_a_token_id_that_does_not_exist_is_refused_at_once(lm: LanguageModel, token: int) -> None:
-    """Contract 3: in a batch it would fail everybody. The last one that exists is fine."""
-    with running(lm) as engine:
-        with pytest.raises(RequestError, match=f"token id {token} in the prompt .* are 0 to {VOCABULARY - 1}"):
-            engine.submit(endless((5, token, 6), 1), Listener())
-        assert engine.stats().waiting == 0
-        assert generate(engine, endless((5, VOCABULARY - 1, 6), 1)).finish == "length"
-
-
-def test_a_bias_for_a_token_that_does_not_exist_is_refused_at_once(lm: LanguageModel) -> None:
-    def biased(token: int) -> Request:
-        return Request((5, 6), 0, Sampling(temperature=0, max_tokens=1, logit_bias={token: 100.0}), frozenset())
-
-    with running(lm) as engine:
-        with pytest.raises(RequestError, match=f"token id {VOCABULARY} in logit_bias does not exist"):
-            engine.submit(biased(VOCABULARY), Listener())
-        assert generate(engine, biased(VOCABULARY - 1)).token_ids == (VOCABULARY - 1,)
