@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Two OpenMP threads on a busy two-core machine run ten times slower than one.
-test check dose-table vectors: export OMP_NUM_THREADS ?= 1
+test check dose-table vectors bench soak: export OMP_NUM_THREADS ?= 1
 # litellm asks the network for prices at import otherwise.
 test: export LITELLM_LOCAL_MODEL_COST_MAP = True
 
-.PHONY: demo test check format dose-table vectors clean
+.PHONY: demo test check format dose-table vectors bench soak clean
 
 demo: $(VENV)/.core
 	$(BIN)/traitbasis demo
@@ -34,6 +34,16 @@ dose-table: $(VENV)/.core
 vectors: $(VENV)/.core
 	$(BIN)/traitbasis extract --trait all
 	$(BIN)/traitbasis basis build
+
+# The figures of docs/performance.md: about half an hour for each dtype on one core.
+bench: $(VENV)/.core
+	for dtype in float32 bfloat16; do \
+		$(BIN)/traitbasis bench --dtype $$dtype --out experiments/bench/results/$$dtype.json || exit 1; \
+	done
+
+# 10,000 requests: the prefix cache keeps its bound, and memory stays flat.
+soak: $(VENV)/.core
+	$(BIN)/python experiments/bench/soak.py --out experiments/bench/results/soak.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

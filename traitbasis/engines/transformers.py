@@ -161,6 +161,8 @@ class TransformersEngine:
         with torch.inference_mode(), packed_products():
             while self._has_work():
                 try:
+                    if not self._rows:
+                        repack(self._lm.model)  # somebody may have changed weights while nothing ran
                     self._drop_cancelled()
                     self._batch.admit(self._take, self._rows, self._max_batch)
                     if self._rows:
@@ -174,11 +176,9 @@ class TransformersEngine:
             self._waiting.clear()
 
     def _has_work(self) -> bool:
-        if not self._rows:
-            with self._wake:
-                self._wake.wait_for(lambda: self._waiting or self._closed)
-            repack(self._lm.model)  # in case somebody changed weights while nothing ran
-        return not self._closed
+        with self._wake:
+            self._wake.wait_for(lambda: self._rows or self._waiting or self._closed)
+            return not self._closed
 
     def _take(self, like: Row | None = None) -> Row | None:
         """The next waiting request, unless it steers other positions than `like`."""
