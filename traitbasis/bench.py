@@ -332,6 +332,47 @@ def _generate(lm: LanguageModel, rows: Sequence[Sequence[int]], tokens: int, add
     assert made.shape[1] == ids.shape[1] + tokens
 
 
+def episodes(load: Workload, users: int = 8, turns: int = 4, repeats: int = 2) -> Ratio:
+    """Speed of the engine over that of serial ``generate`` on growing conversations of mixed-trait users.
+
+    All users take their turn together, `turns` times; the engine has its prefix cache. ``generate`` gets the same
+    prompts, steering and reply lengths one after the other, and has nothing from the turn before.
+    """
+    asked: list[Request] = []
+
+    def ours() -> float:
+        asked.clear()
+        talks = [load.messages(user, turns=1) for user in range(users)]
+        taken = 0.0
+        with running(load.lm, max_batch=users) as engine:
+            for turn in range(1, turns + 1):
+                requests = [
+                    replace(load.request(user, temperature=0), prompt_ids=load.prompt(talk))
+                    for user, talk in enumerate(talks)
+                ]
+                served = serve_all(engine, requests)
+                taken += max(row.times[-1] for row in served)
+                asked.extend(requests)
+                for talk, row in zip(talks, served, strict=True):
+                    _go_on(load, talk, row.tokens, turn)
+        return users * turns * load.tokens / taken
+
+    def serial() -> float:
+        begin = perf_counter()
+        for request in asked:
+            _generate(load.lm, [request.prompt_ids], load.tokens, request.additions)
+        return len(asked) * load.tokens / (perf_counter() - begin)
+
+    speeds = [(ours(), serial()) for _ in range(repeats)]
+    return ratio_of([speed for speed, _ in speeds], [speed for _, speed in speeds])
+
+
+def _go_on(load: Workload, messages: list[dict[str, str]], tokens: Sequence[int], turn: int) -> None:
+    """Append a reply and the agent's next message to a conversation."""
+    said = load.lm.tokenizer.decode(tokens, skip_special_tokens=True).strip() or "..."
+    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": _AGENT[turn % len(_AGENT)]}]
+
+
 @dataclass(frozen=True)
 class Conversation:
     """A growing conversation, by turn: seconds to the first token, prompt tokens, and the replies' tokens."""
@@ -351,8 +392,7 @@ def converse(load: Workload, engine: TransformersEngine, user: int, turns: int, 
         first.append(served.times[0])
         prompts.append(len(request.prompt_ids))
         replies.append(tuple(served.tokens))
-        said = load.lm.tokenizer.decode(served.tokens, skip_special_tokens=True).strip() or "..."
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": _AGENT[turn % len(_AGENT)]}]
+        _go_on(load, messages, served.tokens, turn)
     return Conversation(first, prompts, replies)
 
 
@@ -437,7 +477,7 @@ def share_differing(expected: Sequence[Sequence[int]], found: Sequence[Sequence[
 
 # --- all of it ---
 
-MEASUREMENTS = ("throughput", "steering", "traits", "generate", "conversation", "newcomer", "crowd")
+MEASUREMENTS = ("throughput", "steering", "traits", "generate", "episodes", "conversation", "newcomer", "crowd")
 
 
 def measure(
@@ -473,6 +513,9 @@ def measure(
     if "generate" in only:
         counts = [count for count in users if count > 1] or [several]
         yield "generate", {count: against_generate(load, count, repeats=2 if quick else 3) for count in counts}
+    if "episodes" in only:
+        count = min(several, 8)
+        yield "episodes", {count: episodes(load, count, repeats=1 if quick else 3)}
     if "conversation" in only:
         yield "conversation", growing(load, turns=min(turns, 4) if quick else turns, repeats=1 if quick else 3)
     if "newcomer" in only:

@@ -49,7 +49,7 @@ def main() -> None:
             ended.put(None)
 
     def request(number: int) -> Request:
-        begin = [rng.randrange(1000, 40_000) for _ in range(rng.choice((1, 40, 70)))]
+        begin = [rng.randrange(1000, 40_000) for _ in range(rng.choice((1, 8, 40)))]
         shared = [2000 + number % 7] * 40
         spec = {rng.choice(basis.traits): rng.choice((0.0, 0.5, 1.0))}
         sampling = Sampling(max_tokens=rng.randrange(1, 6))
