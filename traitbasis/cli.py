@@ -242,6 +242,9 @@ def serve(
     prefix_cache_mb: Annotated[
         int, typer.Option(min=0, help="Memory for keys and values of conversations' beginnings; 0 turns it off.")
     ] = 1024,
+    guards: Annotated[
+        bool, typer.Option(help="Draw unusable turns again; without, text is streamed as it is generated.")
+    ] = True,
     as_: HeaderOfBasis = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -259,6 +262,7 @@ def serve(
     import uvicorn
 
     from traitbasis.engines.transformers import TransformersEngine
+    from traitbasis.guards import GUARDS
     from traitbasis.server import create_app
     from traitbasis.simulator import UserSimulator
 
@@ -273,7 +277,7 @@ def serve(
         max_context=max_context,
         prefix_cache_bytes=prefix_cache_mb * 2**20,
     )
-    with UserSimulator(lm, basis, as_=as_, engine=engine) as simulator:
+    with UserSimulator(lm, basis, as_=as_, engine=engine, guards=GUARDS if guards else ()) as simulator:
         dtype = str(lm.model.dtype).removeprefix("torch.")
         how = f"up to {max_batch} turns at once" if engine.continuous else "in micro-batches (see the warning)"
         err.print(f"{lm.name} in {dtype} on {lm.device}, {how}", highlight=False)
