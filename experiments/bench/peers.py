@@ -1,11 +1,12 @@
 """Throughput of running servers under concurrent users, in turns: ours against any OpenAI-compatible peer's.
 
-    traitbasis serve --no-guards --port 8000 &    # a turn that is drawn again is work the peer does not do
+    traitbasis serve --no-guards --port 8000 &
     saklas serve FOLDER --probes none --no-web --device cpu --port 8001 &
     python experiments/bench/peers.py ours=http://127.0.0.1:8000/v1 saklas=http://127.0.0.1:8001/v1 --users 8
 
 The first server named is compared with the others. In a round each user asks several times, one question after the
-other, all users at the same time; tokens are what the server's `usage` says. Servers wait idle while another one is measured; the order changes from round to round.
+other, all users at the same time; tokens are what the server's `usage` says. A turn that is drawn again is work a peer
+does not do: hence `--no-guards`. Servers wait idle while another one is measured, in changing order.
 """
 
 from __future__ import annotations
