@@ -18,6 +18,7 @@ _GAUGES = {
     "waiting": ("requests_waiting", "Requests in the queue"),
     "max_batch": ("requests_running_limit", "Requests that can be generated together"),
     "max_queue": ("requests_waiting_limit", "Requests that may wait"),
+    "slot_bytes": ("slot_bytes", "Memory of running requests' keys and values"),
     "cache_bytes": ("prefix_cache_bytes", "Memory of the prefix cache"),
     "cache_limit": ("prefix_cache_bytes_limit", "Memory the prefix cache may take"),
 }

@@ -46,9 +46,9 @@ from traitbasis.bench import (
     weight_bytes,
 )
 from traitbasis.engines import transformers as engine_module
-from traitbasis.engines.base import generate
+from traitbasis.engines.base import Request, Sampling, generate
 from traitbasis.engines.kv import PrefixCache
-from traitbasis.errors import EngineError
+from traitbasis.errors import EngineBusyError, EngineError
 
 TRAITS = ("impatience", "confusion", "skeptical", "incoherence")
 BLOCK = 32  # tokens that the prefix cache keeps together
@@ -442,3 +442,10 @@ def test_arguments_that_cannot_be_are_refused_by_name(
 def test_the_command_has_help_with_an_example() -> None:
     result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["bench", "--help"])
     assert result.exit_code == 0 and "Example: traitbasis bench" in result.output
+
+
+def test_more_requests_than_the_queue_takes_are_an_error_and_no_hang() -> None:
+    lm = tiny_model("llama")
+    request = Request((5, 6, 7), 0, Sampling(max_tokens=2), frozenset())
+    with running(lm, max_queue=2) as engine, pytest.raises(EngineBusyError):
+        serve_all(engine, [request] * 4)

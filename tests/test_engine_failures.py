@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from tiny import VOCABULARY, WIDTH, tiny_model
 from torch import Tensor, nn
 from transformers import Cache
 
+from traitbasis.cpu import prepare_weights
+from traitbasis.engines import transformers as engine_module
 from traitbasis.engines.base import Event, Failure, Generation, Request, Sampling, Ticket, generate
 from traitbasis.engines.transformers import TransformersEngine, why_not_continuous
 from traitbasis.errors import EngineError, RequestError
@@ -324,3 +327,72 @@ def test_a_bias_for_a_token_that_does_not_exist_is_refused_at_once(lm: LanguageM
         with pytest.raises(RequestError, match=f"token id {VOCABULARY} in logit_bias does not exist"):
             engine.submit(biased(VOCABULARY), Listener())
         assert generate(engine, biased(VOCABULARY - 1)).token_ids == (VOCABULARY - 1,)
+
+
+# --- weights that change under an engine ---
+
+
+def packed_lm() -> LanguageModel:
+    lm = tiny_model("llama")
+    assert prepare_weights(lm.layers)
+    return lm
+
+
+def test_changed_weights_are_used_at_once_and_nothing_of_the_old_ones_is_cached() -> None:
+    """A step from idle on: neither packed copies nor cached keys and values outlive the weights they came from."""
+    lm, request = packed_lm(), endless(prompt_of(100), 12)
+    with running(lm) as engine:
+        before = generate(engine, request)
+        with torch.no_grad():
+            for layer in lm.layers:
+                layer.self_attn.v_proj.weight.mul_(-1)
+        after = generate(engine, request)
+    assert after.token_ids == alone(lm, request).token_ids != before.token_ids
+
+
+def test_a_model_cast_to_what_nothing_is_packed_in_still_serves() -> None:
+    lm, request = packed_lm(), endless(prompt_of(20), 4)
+    with running(lm) as engine:
+        generate(engine, request)
+        lm.model.double()
+        assert len(generate(engine, request).token_ids) == 4
+
+
+def test_an_error_before_anybody_runs_is_told_and_does_not_repeat_for_ever(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(model: Any) -> int:
+        raise RuntimeError("no packing today")
+
+    with running(lm) as engine:
+        monkeypatch.setattr(engine_module, "repack", broken)
+        with pytest.raises(EngineError, match="no packing today"):
+            generate(engine, endless(prompt_of(9), 2))
+        monkeypatch.undo()
+        assert generate(engine, endless(prompt_of(9), 2)).finish == "length"
+
+
+def test_large_slots_are_given_back_when_nobody_runs(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = endless(prompt_of(300), 4)
+    expected = alone(lm, request)
+    with running(lm, prefix_cache_bytes=0) as engine:
+        assert generate(engine, request) == expected and engine.stats().slot_bytes
+        monkeypatch.setattr(engine_module, "_KEPT_SLOT_BYTES", 1000)
+        assert generate(engine, request) == expected
+        while engine.stats().running:
+            pass
+        assert not engine.stats().slot_bytes
+        assert generate(engine, request) == expected
+
+
+@pytest.mark.parametrize("gone", [SystemExit, asyncio.CancelledError])
+def test_a_listener_that_raises_more_than_an_exception_ends_only_its_row(
+    lm: LanguageModel, gone: type[BaseException]
+) -> None:
+    def react(count: int) -> None:
+        raise gone
+
+    request = endless(prompt_of(9), 4)
+    with running(lm) as engine:
+        engine.submit(request, Listener(react))
+        assert generate(engine, request) == alone(lm, request)

@@ -174,10 +174,12 @@ def serve_all(engine: TransformersEngine, requests: Sequence[Request]) -> list[S
 
     engine.submit(replace(requests[0], sampling=Sampling(max_tokens=1), additions={}, prompt_ids=(0,)), hold)
     held.wait()
-    for number, request in enumerate(requests):
-        engine.submit(request, listener(number))
-    begin = perf_counter()
-    go.set()
+    try:
+        for number, request in enumerate(requests):
+            engine.submit(request, listener(number))
+        begin = perf_counter()
+    finally:
+        go.set()
     served = [Served([], [], []) for _ in requests]
     waiting = len(requests)
     while waiting:

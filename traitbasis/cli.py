@@ -268,7 +268,11 @@ def serve(
 
     with socket() as probe:  # before a minute of loading
         probe.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-        probe.bind((host, port))
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = f"{error.strerror}; choose another --host or --port"
+            raise TraitBasisError(f"cannot listen on {host}:{port}: {reason}") from error
     lm = _load(model, device, dtype, quantize, device_map, threads)
     engine = TransformersEngine(
         lm,

@@ -111,7 +111,13 @@ def repack(model: nn.Module) -> int:
     """
     changed = 0
     for module in model.modules():
-        if isinstance(module, PackedLinear) and (module._packed is None or module._packed.stale(module.weight)):
+        if not isinstance(module, PackedLinear):
+            continue
+        weight = module.weight
+        if weight.device.type != "cpu" or weight.dtype not in _PACKERS:  # moved, or cast, since
+            changed += module._packed is not None
+            module._packed = None
+        elif module._packed is None or module._packed.stale(weight):
             module.pack()
             changed += 1
     return changed

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from traitbasis.basis import DEFAULT_DOSE, Basis
 from traitbasis.bench import running, serve_all, share_differing, steering_cost
 from traitbasis.engines.base import Request, Sampling, generate
+from traitbasis.engines.kv import BLOCK_TOKENS
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.hooks import hidden_of, with_hidden
 from traitbasis.model import LanguageModel
@@ -68,7 +69,8 @@ class _Bench:
     def __init__(self, lm: LanguageModel, engine: TransformersEngine, basis: Basis | None, tokens: int) -> None:
         self.lm, self.engine, self.tokens = lm, engine, tokens
         generator = torch.Generator().manual_seed(0)
-        lengths = (90, 7, 33, 1, 64, 18)
+        most = ((lm.context_length or 10**6) - 5 * tokens) // 2  # prompts are doubled, and replies go on for longer
+        lengths = [max(1, min(length, most)) for length in (90, 7, 33, 1, 64, 18)]
         vocabulary = min(lm.vocabulary, len(lm.tokenizer))
         self.prompts = [tuple(torch.randint(vocabulary, (length,), generator=generator).tolist()) for length in lengths]
         if basis is not None:
@@ -208,6 +210,8 @@ def _prefix_cache(bench: _Bench) -> _Finding:
     with running(bench.lm, max_batch=8) as engine:
         if not engine.continuous:
             return (None, "there is none in micro-batches")
+        if max(map(len, bench.prompts)) <= BLOCK_TOKENS:
+            return (None, "the model's context is too short to try it")
         requests = [
             replace(request, prompt_ids=request.prompt_ids * times) for times in (1, 2) for request in bench.mixed()
         ]

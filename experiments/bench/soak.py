@@ -15,9 +15,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
 
+import torch
 from rich.progress import track
 
-from traitbasis.basis import find_basis
+from traitbasis.embedded import DEFAULT_MODEL
 from traitbasis.engines.base import Failure, Request, Sampling
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.model import load_model
@@ -33,11 +34,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--cache-mb", type=int, default=64)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    lm = load_model(device="cpu", dtype=options.dtype)
-    basis = find_basis(lm)
+    lm = load_model(options.model, dtype=options.dtype)
+    directions = torch.randn(4, lm.width, generator=torch.Generator().manual_seed(0))
     limit = options.cache_mb * 2**20
     engine = TransformersEngine(lm, max_batch=32, prefix_cache_bytes=limit)
     rng = random.Random(0)
@@ -49,11 +51,11 @@ def main() -> None:
             ended.put(None)
 
     def request(number: int) -> Request:
-        begin = [rng.randrange(1000, 40_000) for _ in range(rng.choice((1, 8, 40)))]
-        shared = [2000 + number % 7] * 40
-        spec = {rng.choice(basis.traits): rng.choice((0.0, 0.5, 1.0))}
+        begin = [rng.randrange(lm.vocabulary) for _ in range(rng.choice((1, 8, 40)))]
+        shared = [100 + number % 7] * 40
+        additions = {len(lm.layers) // 2: rng.choice((0.0, 0.1, 0.2)) * directions[rng.randrange(len(directions))]}
         sampling = Sampling(max_tokens=rng.randrange(1, 6))
-        return Request((*shared, *begin), number, sampling, frozenset(), basis.additions(spec))
+        return Request((*shared, *begin), number, sampling, frozenset(), additions)
 
     in_flight = 0
     for number in track(range(options.requests), "requests"):

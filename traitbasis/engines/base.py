@@ -78,6 +78,7 @@ class Sampling:
                 raise RequestError(f"{name} is 0; it must be above 0")
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r}")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller's may change meanwhile
         for token, bias in self.logit_bias.items():
             if type(token) is not int or token < 0:
                 raise RequestError(f"logit_bias has {token!r}, which is no token id")
@@ -111,6 +112,10 @@ class Request:
 
     def __post_init__(self) -> None:
         check_choice("positions", self.positions, Positions)
+        if not isinstance(self.stop_ids, set | frozenset):
+            raise RequestError(f"stop_ids must be a set of token ids, not {self.stop_ids!r}")
+        if not isinstance(self.additions, Mapping):
+            raise RequestError(f"additions must map layers to tensors, not {type(self.additions).__name__}")
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise RequestError(f"seed is {self.seed!r}; it must be a whole number from 0 to {2**63 - 1}")
 
@@ -170,7 +175,8 @@ class EngineStats:
     max_context: tokens of prompt and reply together, None when nothing limits them. prompt_tokens: of requests that
     were started; cached_tokens of them came from the prefix cache and were not computed. generated_tokens: drawn;
     steered_tokens of them by requests with additions. steps: decode steps, each one forward for all running requests.
-    cache_bytes, cache_limit, cache_evictions: of the prefix cache, evictions in blocks.
+    slot_bytes: of running requests' keys and values. cache_bytes, cache_limit, cache_evictions: of the prefix cache,
+    evictions in blocks.
     """
 
     max_batch: int
@@ -183,6 +189,7 @@ class EngineStats:
     cached_tokens: int = 0
     generated_tokens: int = 0
     steered_tokens: int = 0
+    slot_bytes: int = 0
     cache_bytes: int = 0
     cache_limit: int = 0
     cache_evictions: int = 0

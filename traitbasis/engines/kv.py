@@ -55,6 +55,12 @@ class Slots:
             layer.values = store
         self._rows, self._columns = rows, columns
 
+    def release(self) -> None:
+        """Give all memory back; what the slots held is lost."""
+        for layer in self._layers:
+            layer.keys, layer.values = None, None  # type: ignore[assignment]
+        self._rows = self._columns = 0
+
     def prefill(self, slot: int, start: int) -> None:
         """The next forward is one row that writes to `slot` from column `start` on."""
         self._slot, self._start, self._places = slot, start, None

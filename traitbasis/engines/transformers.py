@@ -41,6 +41,8 @@ DEFAULT_MAX_BATCH = 32
 DEFAULT_PREFIX_CACHE_BYTES = 2**30
 # While others decode, newcomers are let in until they have had this many tokens computed; then the others' next step.
 _PREFILL_BUDGET = 512
+# Slots that have grown beyond this are given back when nobody runs.
+_KEPT_SLOT_BYTES = 2**28
 
 
 class TransformersEngine:
@@ -107,6 +109,8 @@ class TransformersEngine:
         for layer, addition in request.additions.items():
             if type(layer) is not int or not 0 <= layer < len(self._lm.layers):
                 raise RequestError(f"layer {layer!r} does not exist; layers are 0 to {len(self._lm.layers) - 1}")
+            if not isinstance(addition, Tensor) or addition.layout != torch.strided:
+                raise RequestError(f"the addition at layer {layer} is no dense tensor but {type(addition).__name__}")
             if addition.shape != (self._lm.width,):
                 raise RequestError(
                     f"the addition at layer {layer} has shape {tuple(addition.shape)}; {self._lm.name} takes "
@@ -145,6 +149,7 @@ class TransformersEngine:
             cached_tokens=self._batch.cached_tokens,
             generated_tokens=self._generated,
             steered_tokens=self._steered,
+            slot_bytes=self._batch.slot_bytes,
             cache_bytes=prefix.bytes if prefix else 0,
             cache_limit=prefix.limit if prefix else 0,
             cache_evictions=prefix.evictions if prefix else 0,
@@ -161,13 +166,15 @@ class TransformersEngine:
         with torch.inference_mode(), packed_products():
             while self._has_work():
                 try:
-                    if not self._rows:
-                        repack(self._lm.model)  # somebody may have changed weights while nothing ran
+                    if not self._rows and repack(self._lm.model):
+                        self._batch.forget()  # somebody changed weights while nothing ran
                     self._drop_cancelled()
                     self._batch.admit(self._take, self._rows, self._max_batch)
                     if self._rows:
                         self._step()
                 except Exception as error:  # a batch must not take the thread with it
+                    if not self._rows and (row := self._take()):  # else the next round would be this one again
+                        row.fail(error)
                     self._end_rows(error)
             self._end_rows(EngineError("the engine was closed"))
         with self._wake:
@@ -243,6 +250,9 @@ class Batch(Protocol):
     @property
     def cached_tokens(self) -> int: ...
 
+    @property
+    def slot_bytes(self) -> int: ...
+
     def admit(self, take: Callable[..., Row | None], rows: list[Row], most: int) -> None:
         """Append newcomers to `rows`, ready for their first step."""
 
@@ -254,6 +264,9 @@ class Batch(Protocol):
 
     def leave(self, rows: list[Row]) -> None:
         """Remove finished rows from `rows`."""
+
+    def forget(self) -> None:
+        """Keep nothing that was computed before; no rows run."""
 
 
 class SlotBatch:
@@ -314,8 +327,21 @@ class SlotBatch:
     def spoiled(self, place: int) -> None:
         self._slots.clear(place)
 
+    def forget(self) -> None:
+        self.prefix.clear()
+        self._slots.release()
+
+    @property
+    def slot_bytes(self) -> int:
+        return self._slots.bytes
+
     def leave(self, rows: list[Row]) -> None:
         self.additions = None
+        self._leave(rows)
+        if not rows and self._slots.bytes > _KEPT_SLOT_BYTES:
+            self._slots.release()
+
+    def _leave(self, rows: list[Row]) -> None:
         for slot in reversed(range(len(rows))):
             if rows[slot].finished:
                 last = rows.pop()
@@ -328,7 +354,7 @@ class PaddedBatch:
     """Micro-batches: rows start together, padded on the left."""
 
     prefix: PrefixCache | None = None
-    cached_tokens = 0
+    cached_tokens = slot_bytes = 0
 
     def __init__(self, lm: LanguageModel) -> None:
         self._lm = lm
@@ -360,6 +386,9 @@ class PaddedBatch:
 
     def spoiled(self, place: int) -> None:
         pass  # the cache goes with the batch, and each row reads only its own part of it
+
+    def forget(self) -> None:
+        pass  # nothing is kept
 
     def leave(self, rows: list[Row]) -> None:
         going = [i for i, row in enumerate(rows) if not row.finished]
@@ -444,7 +473,7 @@ class Row:
         self, request: Request, listener: Listener, tokenizer: PreTrainedTokenizerBase, room: int | None
     ) -> None:
         self.request = request
-        self.additions = {z: addition for z, addition in request.additions.items() if addition.any()}
+        self.additions = {z: a.detach().to("cpu", torch.float32) for z, a in request.additions.items() if a.any()}
         self.sampler = Sampler(request)
         self.length = len(request.prompt_ids) - 1
         self.token = request.prompt_ids[-1]
@@ -488,5 +517,5 @@ class Row:
     def _tell(self, event: Event | Failure) -> None:
         try:
             self._listener(event)
-        except Exception:  # whoever listened is gone; its batchmates are not
+        except BaseException:  # whoever listened is gone (a cancelled task, say); its batchmates are not
             self.cancelled = True
