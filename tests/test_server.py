@@ -17,7 +17,7 @@ import pytest
 import torch
 from openai.types.chat import ChatCompletion
 from prometheus_client.parser import text_string_to_metric_families
-from reference import END, NEAR_TIE, Gate
+from reference import END, NEAR_TIE, Gate, greedy
 from samples import random_basis
 from serving import serving
 from tiny import SPECIALS, tiny_model
@@ -344,15 +344,20 @@ def test_streamed_choices_carry_the_texts_of_unstreamed_ones(client: httpx.Clien
 def test_a_queue_that_fills_up_between_choices_refuses_them_all(stream: bool) -> None:
     """1.5.7, contract 6: 429, and what was queued already is cancelled before it costs a token."""
     lm = tiny_model()
-    engine = TransformersEngine(lm, max_batch=1, max_queue=2)
+    engine = TransformersEngine(lm, max_batch=1, max_queue=4)
     with UserSimulator(lm, random_basis(lm, "impatience"), engine=engine) as simulator:
         with serving(create_app(simulator)) as url, httpx.Client(base_url=url, timeout=30) as client:
             with Gate(engine):
+                others = [engine.submit(greedy((5, 6)), lambda event: None) for _ in range(2)]
                 response = ask(client, n=4, stream=stream)
                 assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
                 assert response.json()["error"]["type"] == "rate_limit_error"
-                assert engine.stats().waiting == 2
+                assert engine.stats().waiting == 4
+                for other in others:
+                    other.cancel()
             assert content(ask(client, max_tokens=5)).strip(), "there is room again"
+            never = ask(client, n=5)  # not even when nobody else is there
+            assert never.status_code == 400 and "--max-queue" in never.json()["error"]["message"]
         stats = engine.stats()
         assert stats.waiting == stats.running == 0
         assert stats.generated_tokens == 1 + 5, "the gate's and the last request's"
