@@ -77,7 +77,7 @@ def router(simulator: UserSimulator, model_id: str) -> APIRouter:
         n = 1 if body.n is None else body.n
         if not 1 <= n <= MAX_CHOICES:
             raise RequestError(f"n is {n}; it must be between 1 and {MAX_CHOICES}")
-        if n > 1 and n > (room := simulator.engine.stats().max_queue):  # would be refused as busy for ever
+        if n > (room := simulator.engine.stats().max_queue):  # would be refused as busy for ever
             raise RequestError(f"n is {n}; this server's queue (--max-queue) holds {room}")
         if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
             raise RequestError(f"top_logprobs is {body.top_logprobs}; it must be between 0 and {MAX_TOP_LOGPROBS}")

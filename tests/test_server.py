@@ -24,7 +24,7 @@ from tiny import SPECIALS, tiny_model
 from torch import Tensor
 from traitbasis.server import create_app
 
-from traitbasis.engines.base import Event, Failure, Listener, Request, Sampling
+from traitbasis.engines.base import EngineStats, Event, Failure, Listener, Request, Sampling
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.errors import EngineBusyError, EngineError
 from traitbasis.simulator import UserSimulator
@@ -640,6 +640,9 @@ class StubbornEngine:
         self.cancelled += 1
         while self.listeners:
             self.listeners.pop()(Event(None, "", "cancelled"))
+
+    def stats(self) -> EngineStats:
+        return EngineStats(max_batch=1, max_queue=256, max_context=None)
 
     def close(self) -> None:
         pass

@@ -10,13 +10,14 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from itertools import pairwise, zip_longest
 from queue import SimpleQueue
 from statistics import median
 from time import perf_counter, process_time, sleep
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,12 +26,13 @@ from transformers import GenerationConfig
 from traitbasis.basis import Basis
 from traitbasis.chat import read_messages, render_prompt, tokenize
 from traitbasis.cpu import packed_products
-from traitbasis.engines.base import Event, Failure, Request, Sampling, as_engine_error
+from traitbasis.engines.base import Event, Failure, Request, Sampling, as_engine_error, generate
 from traitbasis.engines.sampling import draw
 from traitbasis.engines.transformers import Row, SlotBatch, TransformersEngine, stack_additions, why_not_continuous
 from traitbasis.hooks import steer
 from traitbasis.model import LanguageModel, pad_left
 
+T = TypeVar("T")
 Additions = Mapping[int, Tensor]
 
 _ITEMS = ("desk lamp", "rain jacket", "coffee grinder", "bicycle pump", "tent", "keyboard", "saucepan", "suitcase")
@@ -66,9 +68,9 @@ def ratio_of(above: Sequence[float], below: Sequence[float], seed: int = 0) -> R
     return Ratio(median(ratios), medians[25], medians[974], len(ratios))
 
 
-def in_turns(runs: Mapping[str, Callable[[], float]], repeats: int, warm: int = 1) -> dict[str, list[float]]:
+def in_turns(runs: Mapping[str, Callable[[], T]], repeats: int, warm: int = 1) -> dict[str, list[T]]:
     """What each run returns, `repeats` times, one after the other in changing order."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    found: dict[str, list[T]] = {name: [] for name in runs}
     order = list(runs)
     for number in range(-warm, repeats):
         order = order[1:] + order[:1]
@@ -90,7 +92,6 @@ class Workload:
     basis: Basis
     tokens: int = 32
     seed: int = 0
-    _made: int = field(default=0, init=False)
 
     def messages(self, user: int, turns: int = 2) -> list[dict[str, str]]:
         """A conversation that has come to its `turns`-th user turn; no two users' begin alike."""
@@ -227,25 +228,22 @@ def steering_cost(
     waiting = iter([Row(request, lambda event: None, lm.tokenizer, None) for request in requests])
     rows: list[Row] = []
     steered: dict[str, Sequence[Additions]] = {"": baseline or [{}] * len(prompts), **conditions}
-    wall: dict[str, list[float]] = {name: [] for name in steered}
-    cpu: dict[str, list[float]] = {name: [] for name in wall}
-    order = list(wall)
+
+    def step(additions: Sequence[Additions]) -> tuple[float, float]:
+        for row, addition in zip(rows, additions, strict=True):
+            row.additions = dict(addition)
+        batch.additions = stack_additions(rows, lm)
+        begin, begin_cpu = perf_counter(), process_time()
+        drawn = draw([row.sampler for row in rows], batch.step(rows).float())
+        for row, result in zip(rows, drawn, strict=True):
+            row.take(result[0] if result else 0)
+        return perf_counter() - begin, process_time() - begin_cpu
+
     with torch.inference_mode(), packed_products():
         while len(rows) < len(prompts):
             batch.admit(lambda: next(waiting), rows, len(rows) + 1)
-        for step in range(-3, steps):
-            order = order[1:] + order[:1]
-            for name in order:
-                for i, row in enumerate(rows):
-                    row.additions = dict(steered[name][i])
-                batch.additions = stack_additions(rows, lm)
-                begin, begin_cpu = perf_counter(), process_time()
-                drawn = draw([row.sampler for row in rows], batch.step(rows).float())
-                for row, result in zip(rows, drawn, strict=True):
-                    row.take(result[0] if result else 0)
-                if step >= 0:
-                    wall[name].append(perf_counter() - begin)
-                    cpu[name].append(process_time() - begin_cpu)
+        taken = in_turns({name: partial(step, additions) for name, additions in steered.items()}, steps, warm=3)
+    wall, cpu = ({name: [pair[i] for pair in pairs] for name, pairs in taken.items()} for i in (0, 1))
     return {name: {"wall": ratio_of(wall[""], wall[name]), "cpu": ratio_of(cpu[""], cpu[name])} for name in conditions}
 
 
@@ -253,7 +251,7 @@ def throughput(load: Workload, users: Sequence[int], repeats: int = 5) -> dict[s
     """Generated tokens per second while so many mixed-trait users decode, and the share of the roofline.
 
     Decoding only: from the first token of the last user to start to the last token of the first to end.
-    The roofline is the time to read every weight once, by the bandwidth of a sum over as many bytes in the same run.
+    The roofline is the time to read every weight once, by the bandwidth that a sum reaches in the same run.
     """
     with running(load.lm, max_batch=max(users)) as engine:
 
@@ -264,8 +262,8 @@ def throughput(load: Workload, users: Sequence[int], repeats: int = 5) -> dict[s
                 begin, end = min(row.times[0] for row in served), max(row.times[-1] for row in served)
             return sum(begin < at <= end for row in served for at in row.times) / (end - begin)
 
-        runs: dict[str, Callable[[], float]] = {str(count): lambda count=count: speed(count) for count in users}  # type: ignore[misc]
-        found = in_turns({**runs, "bandwidth": lambda: bandwidth(load.lm)}, repeats)
+        runs = {str(count): partial(speed, count) for count in users}
+        found = in_turns({**runs, "bandwidth": partial(bandwidth, load.lm)}, repeats)
     tokens = {count: median(found[str(count)]) for count in users}
     steps = median(found["bandwidth"]) / weight_bytes(load.lm)  # at most so many a second
     return {
@@ -463,17 +461,26 @@ def differing_tokens(load: Workload, users: int = 8) -> dict[str, float]:
     for name in ("steered", "unsteered"):
         requests = [load.request(u, temperature=0, steered=name == "steered") for u in range(users)]
         with running(load.lm, prefix_cache_bytes=0) as engine:
-            alone = [serve_all(engine, [request])[0].tokens for request in requests]
-            crowd = [served.tokens for served in serve_all(engine, requests)]
-        shares[name] = share_differing(alone, crowd)
+            shares[name] = differing_in_a_crowd(engine, requests)
     return shares
+
+
+def differing_in_a_crowd(engine: TransformersEngine, requests: Sequence[Request]) -> float:
+    """Share of tokens from each row's first difference on, between the rows together and each alone."""
+    alone = [generate(engine, request).token_ids for request in requests]
+    return share_differing(alone, [served.tokens for served in serve_all(engine, requests)])
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two rows begin with in common."""
+    return next((i for i, (a, b) in enumerate(zip_longest(one, other)) if a != b), len(one))
 
 
 def share_differing(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> float:
     """Share of tokens from each row's first difference on."""
     lost = 0
     for one, other in zip(expected, found, strict=True):
-        lost += len(one) - next((i for i, (a, b) in enumerate(zip_longest(one, other)) if a != b), len(one))
+        lost += len(one) - first_difference(one, other)
     return lost / sum(map(len, expected))
 
 
@@ -532,7 +539,7 @@ def made_with(load: Workload) -> dict[str, Any]:
         "model": load.lm.name,
         "model_fingerprint": load.lm.fingerprint,
         "basis": load.basis.fingerprint,
-        "dtype": str(load.lm.model.dtype).removeprefix("torch."),
+        "dtype": load.lm.dtype_name,
         "device": str(load.lm.device),
         "threads": torch.get_num_threads(),
         "tokens": load.tokens,

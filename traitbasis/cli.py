@@ -282,9 +282,8 @@ def serve(
         prefix_cache_bytes=prefix_cache_mb * 2**20,
     )
     with UserSimulator(lm, basis, as_=as_, engine=engine, guards=GUARDS if guards else ()) as simulator:
-        dtype = str(lm.model.dtype).removeprefix("torch.")
         how = f"up to {max_batch} turns at once" if engine.continuous else "in micro-batches (see the warning)"
-        err.print(f"{lm.name} in {dtype} on {lm.device}, {how}", highlight=False)
+        err.print(f"{lm.name} in {lm.dtype_name} on {lm.device}, {how}", highlight=False)
         err.print(f"traits: {', '.join(simulator.basis.traits)}; model ids: steered-user, steered-user@<traits>")
         uvicorn.run(create_app(simulator), host=host, port=port, log_level="info", timeout_graceful_shutdown=10)
 

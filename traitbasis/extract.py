@@ -120,7 +120,7 @@ def extract(
             span=span,
             pair_set_hash=pair_set_hash(chosen),
             pair_ids=tuple(pair.id for pair in chosen),
-            dtype=str(lm.model.dtype).removeprefix("torch."),
+            dtype=lm.dtype_name,
             traitbasis_version=version("traitbasis"),
             transformers_version=version("transformers"),
             torch_version=version("torch").split("+")[0],

@@ -63,6 +63,11 @@ class LanguageModel:
         return _input_device(self.model)
 
     @property
+    def dtype_name(self) -> str:
+        """Such as ``float32``."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
     def exact(self) -> bool:
         """Whether equal sums give equal logits up to float32's rounding: not in half precision, nor quantised."""
         return self.model.dtype == torch.float32 and not getattr(self.model, "is_quantized", False)

@@ -222,7 +222,7 @@ class UserSimulator:
             "model_fingerprint": self.lm.fingerprint,
             "basis": self.basis.fingerprint,
             "as": self.as_,
-            "dtype": str(self.lm.model.dtype).removeprefix("torch."),
+            "dtype": self.lm.dtype_name,
             "engine": type(self.engine).__name__,
             "versions": {name: version(name) for name in ("traitbasis", "transformers", "torch")},
         }

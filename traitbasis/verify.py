@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from traitbasis.basis import DEFAULT_DOSE, Basis
-from traitbasis.bench import running, serve_all, share_differing, steering_cost
+from traitbasis.bench import (
+    differing_in_a_crowd,
+    first_difference,
+    running,
+    serve_all,
+    share_differing,
+    steering_cost,
+)
 from traitbasis.engines.base import Request, Sampling, generate
 from traitbasis.engines.kv import BLOCK_TOKENS
 from traitbasis.engines.transformers import TransformersEngine
@@ -80,10 +87,9 @@ class _Bench:
             self.names = ["a random direction", "its opposite"]
             z = len(lm.layers) // 2
             direction = torch.randn(lm.width, generator=generator)
-            size = (
-                DEFAULT_DOSE * float(self.states(self.prompts[0], z)[1:].norm(dim=-1).mean()) / float(direction.norm())
-            )
-            self.additions = [{z: size * direction}, {z: -size * direction}]
+            norm = float(self.states(self.prompts[0], z)[1:].norm(dim=-1).mean())
+            addition = DEFAULT_DOSE * norm * direction / direction.norm()
+            self.additions = [{z: addition}, {z: -addition}]
 
     def request(self, i: int, additions: Mapping[int, Tensor] | None = None, **sampling: Any) -> Request:
         given = {"temperature": 0, "max_tokens": self.tokens, "logprobs": _TOP, **sampling}
@@ -110,13 +116,13 @@ class _Bench:
             handle.remove()
         return seen[0]
 
-    def reference(self, ids: Sequence[int], additions: Mapping[int, Tensor], first: int = -1) -> Tensor:
-        """Log-probabilities of the next token by one full forward, positions from `first` on steered."""
+    def reference(self, ids: Sequence[int], additions: Mapping[int, Tensor]) -> Tensor:
+        """Log-probabilities of the next token by one full forward, its last position steered."""
 
         def hook_for(addition: Tensor) -> Callable[..., Any]:
             def hook(module: nn.Module, arguments: Any, output: Any) -> Any:
                 hidden = hidden_of(output).clone()
-                hidden[:, first:] += addition.to(hidden)
+                hidden[:, -1] += addition.to(hidden)
                 return with_hidden(output, hidden)
 
             return hook
@@ -175,14 +181,9 @@ def _first_token(bench: _Bench) -> _Finding:
 def _mixed_batch(bench: _Bench) -> _Finding:
     requests = bench.mixed()
     plain = [replace(request, additions={}) for request in requests]
-    steered, control = _differing(bench, requests), _differing(bench, plain)
+    steered, control = (differing_in_a_crowd(bench.engine, rows) for rows in (requests, plain))
     detail = f"{steered:.1%} of tokens differ from those of the row alone; unsteered rows {control:.1%}"
     return (steered == 0 if bench.lm.exact else None, detail)
-
-
-def _differing(bench: _Bench, requests: Sequence[Request]) -> float:
-    alone = [generate(bench.engine, request).token_ids for request in requests]
-    return share_differing(alone, [served.tokens for served in serve_all(bench.engine, requests)])
 
 
 def _padding(bench: _Bench) -> _Finding:
@@ -192,9 +193,7 @@ def _padding(bench: _Bench) -> _Finding:
     long = replace(bench.request(0, bench.additions[-1], max_tokens=4 * bench.tokens), prompt_ids=longest)
     alone = generate(bench.engine, short)
     beside = serve_all(bench.engine, [long, short])[1]
-    same = next(
-        (i for i, (a, b) in enumerate(zip(alone.token_ids, beside.tokens, strict=True)) if a != b), bench.tokens
-    )
+    same = first_difference(alone.token_ids, beside.tokens)
     # Where the tokens part, their log-probabilities are of different texts.
     gaps = [abs(a.logprob - b) for a, b in zip(alone.logprobs[: same + 1], beside.logprobs, strict=False)]
     within = max(gaps) < (1e-3 if bench.lm.exact else 0.5)

@@ -49,10 +49,8 @@ class Slots:
             columns = _up(max(columns, self._columns * 3 // 2))
         columns = max(columns, self._columns)
         grown = [_grown(store, rows, columns) for store in self._stores()]  # all, before any is let go
-        for store, layer in zip(grown[::2], self._filled(), strict=True):
-            layer.keys = store
-        for store, layer in zip(grown[1::2], self._filled(), strict=True):
-            layer.values = store
+        for layer, keys, values in zip(self._filled(), grown[::2], grown[1::2], strict=True):
+            layer.keys, layer.values = keys, values
         self._rows, self._columns = rows, columns
 
     def release(self) -> None:

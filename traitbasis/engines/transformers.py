@@ -213,7 +213,9 @@ class TransformersEngine:
         if self._closed:  # its listeners hear that, not one more token
             return
         running = [i for i, row in enumerate(self._rows) if not row.cancelled]
-        drawn = draw([self._rows[i].sampler for i in running], logits[running])
+        if len(running) < len(self._rows):  # indexing copies, so not at every step
+            logits = logits[running]
+        drawn = draw([self._rows[i].sampler for i in running], logits)
         for i, result in zip(running, drawn, strict=True):
             row = self._rows[i]
             self._generated += 1
