@@ -1,5 +1,6 @@
 """The HTTP server: one simulator behind OpenAI's chat completions and τ-trait's steering endpoints. No ML in here."""
 
-from .app import create_app
+from .app import Settings, create_app
+from .limits import Limits
 
-__all__ = ["create_app"]
+__all__ = ["Limits", "Settings", "create_app"]

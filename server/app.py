@@ -2,32 +2,78 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from traitbasis.simulator import UserSimulator
 
-from . import errors, metrics, openai, steer
+from . import errors, keys, metrics, openai, operation, steer
+from .limits import BodyLimit, Limits
+from .metrics import Observer
+from .operation import Readiness, Requests
 
 MODEL_ID = "steered-user"
+_TAGS = [
+    {"name": "OpenAI", "description": "The simulated user is `assistant`, the agent under test is `user`."},
+    {"name": "τ-trait", "description": "What the τ-trait package and its relatives send."},
+    {"name": "operation", "description": "Probes and metrics."},
+]
 
 
-def create_app(simulator: UserSimulator, model_id: str = MODEL_ID) -> FastAPI:
-    """An application that serves `simulator`; the caller closes the simulator when the server has stopped."""
+@dataclass(frozen=True)
+class Settings:
+    """How an application is operated, whatever it serves.
+
+    api_keys: requests need one of them; none: any token will do. open_metrics: /metrics needs none. cors_origins: of
+    pages that may ask from a browser; ``*`` is any. log_text: messages go into the log.
+    """
+
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    open_metrics: bool = False
+    limits: Limits = field(default_factory=Limits)
+    cors_origins: tuple[str, ...] = ()
+    log_text: bool = False
+
+
+def create_app(simulator: UserSimulator, model_id: str = MODEL_ID, settings: Settings | None = None) -> FastAPI:
+    """An application that serves `simulator`; the caller closes the simulator when the server has stopped.
+
+    ``app.state`` has what routes use: `limits`, `observer`, and `readiness`.
+    """
+    settings = settings or Settings()
     app = FastAPI(
         title="TraitBasis",
         version=version("traitbasis"),
         description="Simulated users with steered traits, behind the OpenAI protocol.",
+        openapi_tags=_TAGS,
+        responses=errors.RESPONSES,
     )
+    app.state.limits = settings.limits
+    app.state.observer = observer = Observer(simulator.engine, log_text=settings.log_text)
+    app.state.readiness = readiness = Readiness(simulator.engine)
+
+    # Each of these stands around those before it.
     errors.install(app)
-    app.include_router(openai.router(simulator, model_id))
-    app.include_router(steer.router(simulator))
-    app.include_router(metrics.router(simulator.engine))
+    app.add_middleware(BodyLimit, most=settings.limits.body_bytes)
+    if settings.api_keys:
+        open_paths = keys.OPEN_PATHS | ({"/metrics"} if settings.open_metrics else set())
+        app.add_middleware(keys.KeyCheck, keys=settings.api_keys, open_paths=open_paths)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("X-Request-ID", "Retry-After"),
+        )
+    app.add_middleware(Requests, observer=observer)
 
-    @app.get("/health", tags=["operation"])
-    async def health() -> dict[str, Any]:
-        return {"status": "ok", "model": simulator.lm.name, "traits": list(simulator.basis.traits)}
-
+    guarded = keys.SECURITY if settings.api_keys else []
+    app.include_router(openai.router(simulator, model_id), dependencies=guarded)
+    app.include_router(steer.router(simulator), dependencies=guarded)
+    app.include_router(metrics.router(observer), dependencies=[] if settings.open_metrics else guarded)
+    app.include_router(operation.router(simulator, readiness))
     return app

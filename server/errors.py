@@ -12,11 +12,15 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from traitbasis.errors import (
     ChatTemplateError,
     EngineBusyError,
+    EngineClosedError,
     RequestError,
     TraitBasisError,
     TraitSpecError,
@@ -27,6 +31,31 @@ logger = logging.getLogger("traitbasis.server")
 
 class UnknownModelError(TraitBasisError):
     """The request names a model that is not served here."""
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """Every error of every route."""
+
+    error: ErrorDetail
+
+
+_RETRY_AFTER = {"Retry-After": {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 1}}}
+
+# For the OpenAPI document: FastAPI(responses=RESPONSES) says it of every route.
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "Cannot be served as asked; the message says what to change"},
+    401: {"model": ErrorBody, "description": "The server has API keys, and none of them was sent"},
+    429: {"model": ErrorBody, "description": "The queue is full", "headers": _RETRY_AFTER},
+    "4XX": {"model": ErrorBody, "description": "Asking again does not help"},
+    "5XX": {"model": ErrorBody, "description": "The server failed, or is about to stop"},
+}
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -48,12 +77,15 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
             return 400, error_body(text, kind, "messages")
         case EngineBusyError():
             return 429, error_body(text, "rate_limit_error", None, "engine_busy")
+        case EngineClosedError():
+            return 503, error_body("the server is shutting down", "server_error", None, "shutting_down")
     logger.error("request failed", exc_info=error)
     return 500, error_body("the server failed on this request; its log has the reason", "server_error")
 
 
 def install(app: FastAPI) -> None:
-    """Answer every failure of `app` in this shape."""
+    """Answer every failure of `app` in this shape. ``app.state.observer`` knows how long a full queue takes."""
+    app.add_middleware(UnexpectedErrors)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -73,9 +105,30 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(TraitBasisError)
     async def ours(request: Request, error: TraitBasisError) -> JSONResponse:
         status, body = describe(error)
-        return JSONResponse(body, status_code=status, headers={"Retry-After": "1"} if status == 429 else None)
+        wait = {429: request.app.state.observer.retry_after, 503: lambda: 1}.get(status)
+        return JSONResponse(body, status_code=status, headers={"Retry-After": f"{wait()}"} if wait else None)
 
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        status, body = describe(error)
-        return JSONResponse(body, status_code=status)
+
+class UnexpectedErrors:
+    """The innermost middleware. Starlette would answer outside of all the others, without their headers and log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def note(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        except ClientDisconnect:
+            pass  # nobody is left to be answered
+        except Exception as error:
+            if started or scope["type"] != "http":
+                raise
+            status, body = describe(error)
+            await JSONResponse(body, status_code=status)(scope, receive, send)

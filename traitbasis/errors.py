@@ -30,6 +30,10 @@ class TraitSpecError(TraitBasisError):
     """A request names an unknown trait or an intensity that is no level and no finite number."""
 
 
+class UsersError(TraitBasisError):
+    """A file of served users is invalid; names the file, the user and the field."""
+
+
 class RequestError(TraitBasisError):
     """A generation request cannot be served as asked (empty conversation, too long, bad sampling value).
 
@@ -47,3 +51,7 @@ class EngineError(TraitBasisError):
 
 class EngineBusyError(EngineError):
     """The engine's queue is full; the same request can succeed later."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was closed; no request to it can succeed any more."""
