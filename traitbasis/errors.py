@@ -45,6 +45,10 @@ class RequestError(TraitBasisError):
         self.code = code
 
 
+class ToolCallError(TraitBasisError):
+    """A generated reply is no tool call that can be sent: not JSON, an unknown tool, wrong arguments."""
+
+
 class EngineError(TraitBasisError):
     """The engine failed or was closed while a request was running."""
 
