@@ -75,3 +75,96 @@ def template_tokenizer(name: str) -> PreTrainedTokenizerBase:
     tokenizer.add_tokens(_MORE_SPECIALS, special_tokens=True)
     tokenizer.bos_token = "<s>"
     return tokenizer
+
+
+# --- templates that know tools ----------------------------------------------------------------------------------------
+
+_CHATML_REPLY = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+_CHATML_TOOLS = (
+    _SPLIT + "<|im_start|>system\n{{ system }}{% if tools %}\n\nYou may call these functions.\n<tools>"
+    "{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}{{ '\n' }}</tools>{% endif %}<|im_end|>\n"
+    "{% for m in rest %}{% if m.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "<|im_end|>\n{% elif m.tool_calls %}<|im_start|>assistant{% for call in m.tool_calls %}{{ '\n' }}CALL"
+    "{% endfor %}<|im_end|>\n{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+) + _CHATML_REPLY
+HERMES_TOOLS = _CHATML_TOOLS.replace(
+    "CALL",
+    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n'
+    "</tool_call>",
+)
+# No JSON, so none of the formats that we read.
+XML_TOOLS = _CHATML_TOOLS.replace(
+    "CALL",
+    "<tool_call>\n<function={{ call.function.name }}>{% for name, value in call.function.arguments.items() %}"
+    "<parameter={{ name }}>{{ value }}</parameter>{% endfor %}</function>\n</tool_call>",
+)
+# Shows earlier calls and results, but says nothing of the tools there are.
+SILENT_TOOLS = HERMES_TOOLS.replace("{% if tools %}", "{% if false %}")
+# Puts tools into the first turn unless told not to, takes one call a turn, writes results as JSON strings.
+LLAMA_TOOLS = (
+    "{% set late = tools and (tools_in_user_message is not defined or tools_in_user_message) %}"
+    "{{ bos_token }}" + _SPLIT + "<|start_header_id|>system<|end_header_id|>\n\n{% if tools and not late %}"
+    "{% for tool in tools %}{{ tool | tojson(indent=4) }}\n\n{% endfor %}{% endif %}{{ system | trim }}<|eot_id|>"
+    "{% if late %}<|start_header_id|>user<|end_header_id|>\n\n{% for tool in tools %}{{ tool | tojson(indent=4) }}\n\n"
+    "{% endfor %}{{ rest[0].content | trim }}<|eot_id|>{% set rest = rest[1:] %}{% endif %}"
+    "{% for m in rest %}{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}"
+    "{{ raise_exception('one call at a time') }}{% endif %}{% set call = m.tool_calls[0].function %}"
+    '<|start_header_id|>assistant<|end_header_id|>\n\n{"name": "{{ call.name }}", "parameters": '
+    "{{ call.arguments | tojson }}}<|eot_id|>{% elif m.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>\n\n"
+    "{{ m.content | tojson }}<|eot_id|>{% else %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    "{{ m.content | trim }}<|eot_id|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+LLAMA_TAG_TOOLS = LLAMA_TOOLS.replace('{"name": "{{', '<|python_tag|>{"name": "{{')
+# Insists on ids of nine letters, and on alternation where no tools are involved; the system text comes last.
+_MISTRAL_TOOLS = (
+    "{{ bos_token }}" + _SPLIT + "{% set at = namespace(count=0, last=-1) %}"
+    "{% for m in rest %}{% if m.role == 'user' %}{% set at.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in rest %}{% if m.role == 'tool' %}{% if m.tool_call_id | length != 9 %}"
+    "{{ raise_exception('ids have nine letters') }}{% endif %}"
+    '[TOOL_RESULTS] {"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
+    "{% elif m.tool_calls is defined %}{% for call in m.tool_calls %}{% if call.id | length != 9 %}"
+    "{{ raise_exception('ids have nine letters') }}{% endif %}CALL{% endfor %}</s>"
+    "{% else %}{% if (m.role == 'user') != (at.count % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}"
+    "{% set at.count = at.count + 1 %}{% if m.role == 'user' %}{% if tools and loop.index0 == at.last %}"
+    "[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST] "
+    "{% if system and loop.index0 == at.last %}{{ system }}\n\n{% endif %}{{ m.content }}[/INST]"
+    "{% else %} {{ m.content | trim }}</s>{% endif %}{% endif %}{% endfor %}"
+)
+MISTRAL_TOOLS = _MISTRAL_TOOLS.replace(
+    "CALL", '[TOOL_CALLS] [{{ (call.function | tojson)[:-1] }}, "id": "{{ call.id }}"}]'
+)
+MISTRAL_ARGS_TOOLS = _MISTRAL_TOOLS.replace(
+    "CALL", "[TOOL_CALLS]{{ call.function.name }}[CALL_ID]{{ call.id }}[ARGS]{{ call.function.arguments | tojson }}"
+)
+# Name -> (template, tokens of its own that are special, tokens of its own that are not).
+_LLAMA_SPECIALS = ["<s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"]
+_MISTRAL_SPECIALS = [
+    *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    *("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+]
+TOOL_TEMPLATES: dict[str, tuple[str, list[str], list[str]]] = {
+    "hermes": (HERMES_TOOLS, [], ["<tool_call>", "</tool_call>"]),
+    "hermes spelled": (HERMES_TOOLS, [], []),
+    "llama": (LLAMA_TOOLS, _LLAMA_SPECIALS, []),
+    "llama tag": (LLAMA_TAG_TOOLS, _LLAMA_SPECIALS, []),
+    "mistral": (MISTRAL_TOOLS, _MISTRAL_SPECIALS, []),
+    "mistral args": (MISTRAL_ARGS_TOOLS, _MISTRAL_SPECIALS, []),
+    # From here on they get our own text.
+    "chatml": (CHATML, [], []),
+    "gemma": (GEMMA, ["<s>", "<start_of_turn>", "<end_of_turn>"], []),
+    "xml": (XML_TOOLS, [], ["<tool_call>", "</tool_call>"]),
+    "silent": (SILENT_TOOLS, [], []),
+}
+NATIVE = list(TOOL_TEMPLATES)[:6]
+
+
+def tool_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The byte-level tokenizer with one of ``TOOL_TEMPLATES`` and that model's tokens; fits the tiny models."""
+    template, special, ordinary = TOOL_TEMPLATES[name]
+    tokenizer = tiny_tokenizer(template)
+    tokenizer.add_tokens(special, special_tokens=True)
+    tokenizer.add_tokens(ordinary)
+    if "<s>" in special:
+        tokenizer.bos_token = "<s>"
+    return tokenizer
