@@ -22,7 +22,8 @@ Positions = Literal["generated", "all"]
 
 # Every stop string is looked for at every step, in the thread that serves everybody.
 _MAX_STOPS, _MAX_STOP_LENGTH = 16, 256
-
+# Tokens beyond max_tokens in which a guided reply may be brought to its end.
+WRAP_UP_TOKENS = 256
 
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 100),
@@ -94,6 +95,39 @@ class Sampling:
             raise RequestError("stop contains half of a surrogate pair, which is no character")
 
 
+class Guide(Protocol):
+    """Decides, token by token, what a reply may be. One per generation, called from the engine's thread.
+
+    For each token the engine asks ``allowed``, draws, and tells ``take``; then it looks at ``done`` and ``silent``.
+    Whatever a guide raises fails its own request and no other.
+    """
+
+    @property
+    def silent(self) -> bool:
+        """Whether additions are off from here on (contract 10): the token taken last is read unsteered, and with it
+        everything drawn later. True from the start means unsteered, prompt and all. Never goes back."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the reply is complete; it ends here, with finish "stop"."""
+
+    def allowed(self) -> Tensor | None:
+        """Tokens that may come next: bool ``(tokens,)`` on any device, ids beyond its end may not; None: any.
+
+        Stop ids are treated like all others: a reply ends with one only where it is allowed.
+        """
+
+    def take(self, token: int) -> None:
+        """A token was drawn, and it is no stop id of the request."""
+
+    def wrap_up(self) -> bool:
+        """max_tokens is reached: may the reply go on, so that it ends whole?
+
+        If so, the guide prefers from here on what ends it, and the engine goes on until ``done``, for at most
+        WRAP_UP_TOKENS and never beyond the context. finish is "length" all the same.
+        """
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """One generation.
@@ -101,6 +135,11 @@ class Request:
     prompt_ids: the rendered prompt. additions: float32 ``(d_model,)`` by layer, added at every steered position; empty
     means unsteered. stop_ids: tokens that end the turn. positions: ``generated`` steers the positions that produce
     tokens, from the last prompt position on (contract 4); ``all`` steers the prompt too, the paper's plain form.
+    guide: makes the Guide of a generation, a fresh one each time. shown_ids: special tokens whose text is part of the
+    reply, such as one that begins a tool call; other special tokens leave no text. prompt_logprobs: report the
+    log-probability of each token of the prompt and those of the so many most likely ones at its place (0: only the
+    token's own), given what stands before it, by the model that reads the prompt: unsteered, unless positions is
+    ``all``.
     """
 
     prompt_ids: tuple[int, ...]
@@ -109,20 +148,29 @@ class Request:
     stop_ids: frozenset[int]
     additions: Mapping[int, Tensor] = field(default_factory=dict)
     positions: Positions = "generated"
+    guide: Callable[[], Guide] | None = None
+    shown_ids: frozenset[int] = frozenset()
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("positions", self.positions, Positions)
-        if not isinstance(self.stop_ids, set | frozenset):
-            raise RequestError(f"stop_ids must be a set of token ids, not {self.stop_ids!r}")
+        for name in ("stop_ids", "shown_ids"):
+            if not isinstance(ids := getattr(self, name), set | frozenset):
+                raise RequestError(f"{name} must be a set of token ids, not {ids!r}")
         if not isinstance(self.additions, Mapping):
             raise RequestError(f"additions must map layers to tensors, not {type(self.additions).__name__}")
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise RequestError(f"seed is {self.seed!r}; it must be a whole number from 0 to {2**63 - 1}")
+        if self.guide is not None and not callable(self.guide):
+            raise RequestError(f"guide must be a function that makes one, not {self.guide!r}")
+        low, high = _RANGES["logprobs"]
+        if (count := self.prompt_logprobs) is not None and not (type(count) is int and low <= count <= high):
+            raise RequestError(f"prompt_logprobs is {count!r}; it must be a whole number from {low:g} to {high:g}")
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Natural-log probability of a generated token, and the most likely tokens at its place, likeliest first."""
+    """Natural-log probability of a token, and the most likely tokens at its place, likeliest first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -133,13 +181,15 @@ class Event:
     """One step of a generation: its token, the text that became final with it, and at the end why it ended.
 
     token_id is None when the event carries no token (held-back text at the end, a cancellation). logprob is set when
-    the request asked for it.
+    the request asked for it. prompt_logprobs: one a token of the prompt, None for the first; with the first generated
+    token, when the request asked for them.
     """
 
     token_id: int | None
     text: str
     finish: Finish | None = None
     logprob: TokenLogprob | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -174,9 +224,9 @@ class EngineStats:
 
     max_context: tokens of prompt and reply together, None when nothing limits them. prompt_tokens: of requests that
     were started; cached_tokens of them came from the prefix cache and were not computed. generated_tokens: drawn;
-    steered_tokens of them by requests with additions. steps: decode steps, each one forward for all running requests.
+    steered_tokens of them under additions. steps: decode steps, each one forward for all running requests.
     slot_bytes: of running requests' keys and values. cache_bytes, cache_limit, cache_evictions: of the prefix cache,
-    evictions in blocks.
+    evictions in blocks. closed: it takes no more requests.
     """
 
     max_batch: int
@@ -193,6 +243,7 @@ class EngineStats:
     cache_bytes: int = 0
     cache_limit: int = 0
     cache_evictions: int = 0
+    closed: bool = False
 
 
 class Engine(Protocol):
@@ -202,7 +253,7 @@ class Engine(Protocol):
         """Queue a request. `listener` is called from the engine's thread and must not block.
 
         Raises RequestError when the request cannot run on this model, EngineBusyError when the queue is full,
-        EngineError when the engine is closed.
+        EngineClosedError when the engine is closed.
         """
 
     def stats(self) -> EngineStats:
@@ -214,12 +265,16 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished generation. logprobs: one a token, where the request asked for them, else empty."""
+    """A finished generation.
+
+    logprobs: one a token, where the request asked for them, else empty. prompt_logprobs: as in ``Event``.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish: Finish
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
 
 class Collector:
@@ -229,6 +284,7 @@ class Collector:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     def add(self, event: Event) -> Generation | None:
         """The finished generation with its last event, else None."""
@@ -237,9 +293,12 @@ class Collector:
             self._token_ids.append(event.token_id)
         if event.logprob is not None:
             self._logprobs.append(event.logprob)
+        if event.prompt_logprobs is not None:
+            self._prompt_logprobs = event.prompt_logprobs
         if not event.finish:
             return None
-        return Generation("".join(self._text), tuple(self._token_ids), event.finish, tuple(self._logprobs))
+        text, tokens, logprobs = "".join(self._text), tuple(self._token_ids), tuple(self._logprobs)
+        return Generation(text, tokens, event.finish, logprobs, self._prompt_logprobs)
 
 
 def generate(engine: Engine, request: Request) -> Generation:

@@ -20,17 +20,22 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from traitbasis.engines.base import Request, TokenLogprob
+from traitbasis.engines.base import Guide, Request, TokenLogprob
+from traitbasis.errors import EngineError
 
 # Logits divided by less overflow float32; what is drawn is the most likely token long before.
 _COLDEST = 1e-5
 
 
 class Sampler:
-    """How one request's tokens are drawn. Holds its generator and the tokens drawn so far."""
+    """How one request's tokens are drawn. Holds its generator and the tokens drawn so far.
 
-    def __init__(self, request: Request) -> None:
+    error: what its guide raised; nothing is drawn then.
+    """
+
+    def __init__(self, request: Request, guide: Guide | None = None) -> None:
         sampling = request.sampling
+        self.error: Exception | None = None
         self.logprobs = sampling.logprobs
         self.greedy = sampling.temperature < _COLDEST
         self.temperature = 1.0 if self.greedy else float(sampling.temperature)
@@ -46,6 +51,8 @@ class Sampler:
             self._changes.append(lambda scores: self._penalise(scores, request))
         if sampling.logit_bias:
             self._changes.append(lambda scores: _add(scores, sampling.logit_bias))
+        if guide is not None:
+            self._changes.append(lambda scores: _mask(scores, guide.allowed()))
         filters = [
             *([TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []),
             *([TopPLogitsWarper(float(sampling.top_p))] if sampling.top_p < 1 else []),
@@ -62,7 +69,7 @@ class Sampler:
         return bool(self._changes)
 
     def change(self, scores: Tensor) -> Tensor:
-        """Scores ``(1, vocabulary)`` after penalties, bias and filters."""
+        """Scores ``(1, vocabulary)`` after penalties, bias, the guide and filters. Raises what the guide raises."""
         for change in self._changes:
             scores = change(scores)
         return scores
@@ -86,14 +93,18 @@ class Sampler:
 def draw(samplers: Sequence[Sampler], logits: Tensor) -> list[tuple[int, TokenLogprob | None] | None]:
     """One token a row from float32 logits ``(rows, vocabulary)``, with its log-probability where asked for.
 
-    None for a row whose logits are not finite; its batchmates are not concerned.
+    None for a row whose logits are not finite or whose guide failed (``Sampler.error``); its batchmates are not
+    concerned.
     """
     finite = logits.amax(-1).isfinite()
     scores = logits
     if changed := [i for i, sampler in enumerate(samplers) if sampler.changes_scores]:
         scores = logits.clone()
         for i in changed:
-            scores[i] = samplers[i].change(scores[i : i + 1])[0]
+            try:
+                scores[i] = samplers[i].change(scores[i : i + 1])[0]
+            except Exception as error:  # only guides raise
+                samplers[i].error = error
     chosen = scores.argmax(-1)
     if warm := [i for i, sampler in enumerate(samplers) if not sampler.greedy]:
         rows = torch.tensor(warm, device=logits.device)
@@ -104,6 +115,7 @@ def draw(samplers: Sequence[Sampler], logits: Tensor) -> list[tuple[int, TokenLo
     logprobs = _logprobs(samplers, logits, chosen)
     drawn: list[tuple[int, TokenLogprob | None] | None] = []
     for i, (token, good) in enumerate(zip(chosen.tolist(), finite.tolist(), strict=True)):
+        good = good and samplers[i].error is None
         if good:
             samplers[i].drew(token)
         drawn.append((token, logprobs.get(i)) if good else None)
@@ -121,13 +133,29 @@ def _inverse(probabilities: Tensor, uniform: Tensor, likeliest: Tensor) -> Tenso
 
 def _logprobs(samplers: Sequence[Sampler], logits: Tensor, chosen: Tensor) -> dict[int, TokenLogprob]:
     wanted = {i: sampler.logprobs for i, sampler in enumerate(samplers) if sampler.logprobs is not None}
-    found = {}
-    for i, count in wanted.items():
-        logs = logits[i].log_softmax(-1)
-        best = logs.topk(min(count, len(logs)))
-        top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        found[i] = TokenLogprob(float(logs[chosen[i]]), top)
-    return found
+    return {i: token_logprobs(logits[i : i + 1], chosen[i : i + 1], count)[0] for i, count in wanted.items()}
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, count: int) -> list[TokenLogprob]:
+    """Log-probabilities of `tokens` ``(n,)`` by logits ``(n, vocabulary)``, each with the `count` likeliest ones."""
+    logs = logits.log_softmax(-1)
+    own = logs.gather(-1, tokens[:, None])[:, 0].tolist()
+    best = logs.topk(min(count, logs.shape[-1]))
+    tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [TokenLogprob(value, tuple(zip(*top, strict=True))) for value, top in zip(own, tops, strict=True)]
+
+
+def _mask(scores: Tensor, allowed: Tensor | None) -> Tensor:
+    if allowed is None:
+        return scores
+    allowed = allowed[: scores.shape[-1]].to(scores.device)
+    if not allowed.any():
+        raise EngineError("the guide of this request allows no token, and it is not done")
+    least = torch.finfo(scores.dtype).min  # above what is not allowed, however low penalties put it
+    masked = torch.full_like(scores, -torch.inf)
+    known = len(allowed)
+    masked[:, :known] = scores[:, :known].clamp(min=least).masked_fill(~allowed, -torch.inf)
+    return masked
 
 
 def _add(scores: Tensor, changes: Mapping[int, float]) -> Tensor:

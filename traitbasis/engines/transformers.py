@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -27,11 +27,22 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 
 from traitbasis.cpu import packed_products, repack
-from traitbasis.engines.base import EngineStats, Event, Failure, Listener, Request, Sampling, TokenLogprob
+from traitbasis.engines.base import (
+    WRAP_UP_TOKENS,
+    EngineStats,
+    Event,
+    Failure,
+    Finish,
+    Guide,
+    Listener,
+    Request,
+    Sampling,
+    TokenLogprob,
+)
 from traitbasis.engines.kv import PrefixCache, Slots
-from traitbasis.engines.sampling import Sampler, draw
+from traitbasis.engines.sampling import Sampler, draw, token_logprobs
 from traitbasis.engines.text import TokenText
-from traitbasis.errors import EngineBusyError, EngineError, RequestError
+from traitbasis.errors import EngineBusyError, EngineClosedError, EngineError, RequestError, TraitBasisError
 from traitbasis.hooks import steer
 from traitbasis.model import LanguageModel, pad_left
 
@@ -41,6 +52,8 @@ DEFAULT_MAX_BATCH = 32
 DEFAULT_PREFIX_CACHE_BYTES = 2**30
 # While others decode, newcomers are let in until they have had this many tokens computed; then the others' next step.
 _PREFILL_BUDGET = 512
+# Tokens of a prompt whose log-probabilities are asked for that are read at once: their logits are held together.
+_SCORED_TOKENS = 64
 # Slots that have grown beyond this are given back when nobody runs.
 _KEPT_SLOT_BYTES = 2**28
 
@@ -96,7 +109,8 @@ class TransformersEngine:
 
     def submit(self, request: Request, listener: Listener) -> Row:
         """See ``Engine.submit``. Raises RequestError when the prompt leaves no room in the context; a reply that
-        reaches its end finishes with "length"."""
+        reaches its end finishes with "length". What making the guide raises is raised here, as an EngineError if it is
+        none of ours."""
         if not request.prompt_ids:
             raise RequestError("the prompt is empty")
         limit = self._max_context
@@ -124,7 +138,7 @@ class TransformersEngine:
         row = Row(request, listener, self._lm.tokenizer, room)
         with self._wake:
             if self._closed:
-                raise EngineError("the engine is closed")
+                raise EngineClosedError("the engine is closed")
             # Cancelled ones go with the next step; until then they take nobody's place, within bounds.
             if len(self._waiting) >= self._max_queue and (
                 len(self._waiting) >= 2 * self._max_queue
@@ -153,6 +167,7 @@ class TransformersEngine:
             cache_bytes=prefix.bytes if prefix else 0,
             cache_limit=prefix.limit if prefix else 0,
             cache_evictions=prefix.evictions if prefix else 0,
+            closed=self._closed or not self._thread.is_alive(),
         )
 
     def close(self) -> None:
@@ -176,10 +191,10 @@ class TransformersEngine:
                     if not self._rows and (row := self._take()):  # else the next round would be this one again
                         row.fail(error)
                     self._end_rows(error)
-            self._end_rows(EngineError("the engine was closed"))
+            self._end_rows(EngineClosedError("the engine was closed"))
         with self._wake:
             for row in self._waiting:
-                row.fail(EngineError("the engine was closed"))
+                row.fail(EngineClosedError("the engine was closed"))
             self._waiting.clear()
 
     def _has_work(self) -> bool:
@@ -216,19 +231,26 @@ class TransformersEngine:
         if len(running) < len(self._rows):  # indexing copies, so not at every step
             logits = logits[running]
         drawn = draw([self._rows[i].sampler for i in running], logits)
+        silenced = False
         for i, result in zip(running, drawn, strict=True):
             row = self._rows[i]
             self._generated += 1
-            self._steered += bool(row.additions)
+            self._steered += (steered := bool(row.additions))
             if result is None:
                 self._batch.spoiled(i)
-                row.fail(EngineError("the model's logits are not finite: the additions are too large for it"))
+                if row.sampler.error is not None:
+                    row.fail(_guide_error(row.sampler.error))
+                else:
+                    row.fail(EngineError("the model's logits are not finite: the additions are too large for it"))
             else:
                 row.take(*result)
+                silenced |= steered and not row.additions
         for i, row in enumerate(self._rows):
             if row.cancelled and not row.finished:
                 self._batch.spoiled(i)  # it may be; nobody looked at its logits
                 row.end_cancelled()
+        if silenced:
+            self._batch.resteer(self._rows)
         if any(row.finished for row in self._rows):
             self._batch.leave(self._rows)
 
@@ -260,6 +282,9 @@ class Batch(Protocol):
 
     def step(self, rows: Sequence[Row]) -> Tensor:
         """One forward; logits ``(rows, vocabulary)``."""
+
+    def resteer(self, rows: Sequence[Row]) -> None:
+        """Rows' additions have changed."""
 
     def spoiled(self, place: int) -> None:
         """The row at this place left something that is not finite."""
@@ -297,19 +322,26 @@ class SlotBatch:
         """Prefill a row's prompt but its last token into a slot; returns how many tokens were computed."""
         past = row.request.prompt_ids[:-1]
         clean = row.request.positions == "generated"
+        scored = row.request.prompt_logprobs is not None
         self._slots.reserve(slot + 1, len(past) + 1)
-        blocks = self.prefix.match(past) if clean else []
+        blocks = self.prefix.match(past) if clean and not scored else []
         known = 0
         if blocks:
             self._slots.write(slot, blocks)
             known = sum(len(block[0]) for block in blocks)
             self.cached_tokens += known
         if known < len(past):
-            ids = torch.tensor([past[known:]], device=self._lm.device)
-            positions = torch.arange(known, len(past), device=self._lm.device)[None]
-            self._slots.prefill(slot, known)
+            ids = torch.tensor([past], device=self._lm.device)
+            positions = torch.arange(len(past), device=self._lm.device)[None]
             with nullcontext() if clean else steer(self._lm.layers, stack_additions([row], self._lm)):
-                self._lm.forward(ids, None, self._slots.cache, positions=positions)
+                for start, stop in _pieces(known, len(past), scored):
+                    self._slots.prefill(slot, start)
+                    part = slice(start, stop)
+                    logits = self._lm.forward(
+                        ids[:, part], None, self._slots.cache, last_only=not scored, positions=positions[:, part]
+                    )
+                    if scored:
+                        row.score(logits[0], start)
         if clean:
             self.prefix.insert(past, lambda start, stop: self._slots.read(slot, start, stop))
         return len(past) - known
@@ -325,6 +357,9 @@ class SlotBatch:
         positions = torch.tensor(lengths, device=device)[:, None]
         with steer(self._lm.layers, self.additions):
             return self._lm.forward(tokens, mask, self._slots.cache, positions=positions)[:, -1]
+
+    def resteer(self, rows: Sequence[Row]) -> None:
+        self.additions = None
 
     def spoiled(self, place: int) -> None:
         self._slots.clear(place)
@@ -375,16 +410,24 @@ class PaddedBatch:
         ids, mask = pad_left([row.request.prompt_ids for row in rows], lm.tokenizer.pad_token_id or 0, lm.device)
         self._cache, self._mask = DynamicCache(config=lm.model.config), mask[:, :-1]
         self.additions = stack_additions(rows, lm)
-        if ids.shape[1] > 1:
-            whole = rows[0].request.positions == "all"
-            with steer(lm.layers, self.additions) if whole else nullcontext():
-                lm.forward(ids[:, :-1], mask[:, :-1], self._cache)
+        past = ids.shape[1] - 1
+        whole = rows[0].request.positions == "all"
+        scored = {i: row for i, row in enumerate(rows) if row.request.prompt_logprobs is not None}
+        with steer(lm.layers, self.additions) if whole else nullcontext():
+            for start, stop in _pieces(0, past, bool(scored), len(rows)):
+                logits = lm.forward(ids[:, start:stop], mask[:, :stop], self._cache, last_only=not scored)
+                for i, row in scored.items():
+                    padding = past - row.length
+                    row.score(logits[i, max(0, padding - start) :], max(0, start - padding))
 
     def step(self, rows: Sequence[Row]) -> Tensor:
         self._mask = torch.cat([self._mask, self._mask.new_ones((len(rows), 1))], dim=-1)
         tokens = torch.tensor([[row.token] for row in rows], device=self._lm.device)
         with steer(self._lm.layers, self.additions):
             return self._lm.forward(tokens, self._mask, self._cache)[:, -1]
+
+    def resteer(self, rows: Sequence[Row]) -> None:
+        self.additions = stack_additions(rows, self._lm)
 
     def spoiled(self, place: int) -> None:
         pass  # the cache goes with the batch, and each row reads only its own part of it
@@ -414,6 +457,13 @@ def stack_additions(rows: Sequence[Row], lm: LanguageModel) -> dict[int, Tensor]
         device = lm.device if parameter.device.type == "meta" else parameter.device  # meta: offloaded
         stacked[z] = torch.stack([row.additions.get(z, nothing) for row in rows]).to(device, lm.model.dtype)
     return stacked
+
+
+def _pieces(start: int, stop: int, scored: bool, rows: int = 1) -> Iterator[tuple[int, int]]:
+    """Begin and end of the parts in which the tokens of prompts are read: all at once, unless their logits are kept."""
+    size = max(1, _SCORED_TOKENS // rows) if scored else max(1, stop - start)
+    for begin in range(start, stop, size):
+        yield begin, min(begin + size, stop)
 
 
 _problems: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
@@ -475,34 +525,83 @@ class Row:
         self, request: Request, listener: Listener, tokenizer: PreTrainedTokenizerBase, room: int | None
     ) -> None:
         self.request = request
+        self.guide: Guide | None = None
         self.additions = {z: a.detach().to("cpu", torch.float32) for z, a in request.additions.items() if a.any()}
-        self.sampler = Sampler(request)
+        if request.guide is not None:
+            try:
+                self.guide = request.guide()
+                self._silence()
+            except Exception as error:
+                raise _guide_error(error) from error
+        self.sampler = Sampler(request, self.guide)
         self.length = len(request.prompt_ids) - 1
         self.token = request.prompt_ids[-1]
         self.finished = False
         self.cancelled = False
         self._listener = listener
-        self._left = min(request.sampling.max_tokens, room or request.sampling.max_tokens)
-        self._text = TokenText(tokenizer, request.sampling.stop)
+        wanted = request.sampling.max_tokens
+        self._left = min(wanted, room or wanted)
+        self._extra = WRAP_UP_TOKENS if room is None else min(WRAP_UP_TOKENS, room - self._left)  # for wrapping up
+        self._wrapping = False
+        self._text = TokenText(tokenizer, request.sampling.stop, request.shown_ids)
+        self._scores: list[TokenLogprob | None] | None = None if request.prompt_logprobs is None else [None]
 
     def cancel(self) -> None:
         self.cancelled = True
+
+    def score(self, logits: Tensor, start: int) -> None:
+        """Note the log-probabilities of the prompt's tokens from `start` + 1 on; logits ``(tokens, vocabulary)``."""
+        if len(logits):
+            tokens = torch.tensor(self.request.prompt_ids[start + 1 : start + 1 + len(logits)], device=logits.device)
+            assert self._scores is not None and self.request.prompt_logprobs is not None
+            self._scores += token_logprobs(logits.float(), tokens, self.request.prompt_logprobs)
 
     def take(self, token: int, logprob: TokenLogprob | None = None) -> None:
         """Go on with a drawn token: tell the listener, and decide whether this was the end."""
         self.length += 1
         self.token = token
         self._left -= 1
-        if token in self.request.stop_ids:
-            self._end(Event(token, self._text.flush(), "stop", logprob))
+        try:
+            ended = token in self.request.stop_ids
+            finish = self._over(None if ended else token)
+        except Exception as error:  # its batchmates are not concerned
+            self.fail(_guide_error(error))
             return
-        text, stopped = self._text.push(token)
+        text, stopped = ("", False) if ended else self._text.push(token)
         if stopped:
-            self._end(Event(token, text, "stop", logprob))
-        elif not self._left:
-            self._end(Event(token, text + self._text.flush(), "length", logprob))
+            finish = self._whole
+        elif finish:
+            text += self._text.flush()
+        scores, self._scores = self._scores, None
+        event = Event(token, text, finish, logprob, None if scores is None else tuple(scores))
+        if finish:
+            self._end(event)
         else:
-            self._tell(Event(token, text, None, logprob))
+            self._tell(event)
+
+    @property
+    def _whole(self) -> Finish:
+        """How a reply finishes that ends of itself."""
+        return "length" if self._wrapping else "stop"
+
+    def _over(self, token: int | None) -> Finish | None:
+        """How the reply finishes if this token is its last; None stands for a stop id. Raises what a guide raises."""
+        guide = self.guide
+        if guide is not None and token is not None:
+            guide.take(token)
+            self._silence()
+        if token is None or (guide is not None and guide.done):
+            return self._whole
+        if self._left:
+            return None
+        if guide is None or self._wrapping or not self._extra or not guide.wrap_up():
+            return "length"
+        self._wrapping, self._left = True, self._extra
+        return None
+
+    def _silence(self) -> None:
+        if self.additions and self.guide is not None and self.guide.silent:
+            self.additions = {}
 
     def end_cancelled(self) -> None:
         self._end(Event(None, self._text.flush(), "cancelled"))
@@ -521,3 +620,11 @@ class Row:
             self._listener(event)
         except BaseException:  # whoever listened is gone (a cancelled task, say); its batchmates are not
             self.cancelled = True
+
+
+def _guide_error(error: Exception) -> TraitBasisError:
+    if isinstance(error, TraitBasisError):
+        return error
+    ours = EngineError(f"the guide of this request failed: {type(error).__name__}: {error}")
+    ours.__cause__ = error
+    return ours
