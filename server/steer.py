@@ -1,31 +1,89 @@
-"""τ-trait's steering endpoints, so that its harness runs against this server with another URL.
+"""τ-trait's steering endpoints and those of Collinear's SDK, so that both run against this server with another URL.
 
 In their messages, too, the simulated user is ``assistant``. ``system_prompt`` and unknown fields are ignored.
 """
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Request
 
 from traitbasis.errors import RequestError
-from traitbasis.simulator import UserSimulator
+from traitbasis.simulator import DEFAULT_INSTRUCTION, PreparedTurn, UserSimulator
+from traitbasis.users import describe_persona
 
 from . import turns
-from .schemas import SteerRequest, SteerResponse
+from .channels import Directory
+from .replies import Replies
+from .schemas import SteerBatchResponse, SteerRequest, SteerResponse, TraitList
+
+MAX_BATCH = 64
+# What opens a conversation in which nobody has spoken: the SDK's first turn has no messages.
+_GREETING = {"role": "user", "content": "Hi! How can I help you today?"}
 
 
-def router(simulator: UserSimulator) -> APIRouter:
-    """Routes ``/steer_tau`` (package 0.1.1) and ``/steer_bare`` (its repository)."""
+def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
+    """Routes ``/steer_tau`` (package 0.1.1), ``/steer_bare`` (its repository), ``/steer_batch`` and ``/traits``."""
     routes = APIRouter(tags=["τ-trait"])
+    replies = Replies(simulator)
+
+    async def steered(entries: list[SteerRequest], request: Request) -> list[str]:
+        state = request.app.state
+        for entry in entries:
+            state.limits.check_messages(entry.messages)
+        asked = [directory.asked(entry, request) for entry in entries]
+
+        def prepare() -> list[PreparedTurn]:
+            return [
+                simulator.prepare(
+                    _with_characteristics(entry),
+                    who.traits,
+                    user=who.user,
+                    seed=None if entry.seed is None or entry.seed < 0 else entry.seed,  # clients send -1 for "none"
+                    trial=who.trial,
+                    **replies.options(state.limits, entry.sampling, who.user),
+                )
+                for entry, who in zip(entries, asked, strict=True)
+            ]
+
+        running = await turns.start(simulator, state.observer, prepare)
+        return [turn.text for turn in await running.turns(request)]
 
     @routes.post("/steer_tau")
     @routes.post("/steer_bare")
     async def steer(body: SteerRequest, request: Request) -> SteerResponse:
+        """One user turn."""
         if not body.messages:
             raise RequestError("messages is empty")
-        seed = None if body.seed is None or body.seed < 0 else body.seed  # clients send -1 for "none"
-        running = await turns.start(simulator, body.messages, body.trait_dict, seed=seed, **body.sampling)
-        (turn,) = await running.turns(request)
-        return SteerResponse(response=turn.text)
+        (text,) = await steered([body], request)
+        return SteerResponse(response=text)
+
+    @routes.post("/steer_batch")
+    async def steer_batch(
+        body: Annotated[list[SteerRequest], Body(description="one entry a conversation")], request: Request
+    ) -> SteerBatchResponse:
+        """A user turn for each of several conversations; without messages, the user's first."""
+        most = min(MAX_BATCH, simulator.engine.stats().max_queue)
+        if len(body) > most:
+            raise RequestError(f"the batch has {len(body)} entries; at most {most} are taken")
+        return SteerBatchResponse(responses=await steered(body, request) if body else [])
+
+    @routes.get("/traits")
+    async def traits() -> TraitList:
+        """The traits that can be asked for."""
+        return TraitList(traits=list(simulator.basis.traits))
 
     return routes
+
+
+def _with_characteristics(entry: SteerRequest) -> list[dict[str, Any]]:
+    """The conversation under an instruction made of ``user_characteristics``, when it brings none."""
+    messages = entry.messages or [_GREETING]
+    told = entry.user_characteristics
+    if not isinstance(told, dict) or any(message.get("role") in ("system", "developer") for message in messages):
+        return messages
+    about = {name: value for name, value in told.items() if name not in ("intent", "task") and value is not None}
+    wanted = [f"Your {name}: {told[name]}" for name in ("task", "intent") if told.get(name)]
+    instruction = "\n".join(filter(None, [DEFAULT_INSTRUCTION, describe_persona(about), *wanted]))
+    return [{"role": "system", "content": instruction}, *messages]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
@@ -13,20 +12,21 @@ from starlette.concurrency import run_in_threadpool
 from traitbasis.engines.base import Failure, Ticket
 from traitbasis.simulator import PreparedTurn, UserSimulator, UserTurn
 
-_DISCONNECT_POLL_SECONDS = 0.25
+from .metrics import Observer
 
 
 class RunningTurns:
     """Submitted user turns for one request. Iterate for their pieces and, last of each, the turn; leaving cancels."""
 
-    def __init__(self, simulator: UserSimulator, prepared: Sequence[PreparedTurn]) -> None:
+    def __init__(self, simulator: UserSimulator, observer: Observer, prepared: Sequence[PreparedTurn]) -> None:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, str | UserTurn | Failure]] = asyncio.Queue()
         self.count = len(prepared)
         self._tickets: list[Ticket] = []
         try:
             for number, turn in enumerate(prepared):
-                self._tickets.append(simulator.submit(turn, partial(self._hand_over, number)))
+                listener = observer.watch(partial(self._hand_over, number), choice=number)
+                self._tickets.append(simulator.submit(turn, listener))
         except BaseException:  # such as a queue that is full by now
             self.cancel()
             raise
@@ -45,22 +45,25 @@ class RunningTurns:
             self.cancel()
 
     async def turns(self, request: Request) -> list[UserTurn]:
-        """The whole turns, in order; cancelled when the client goes away meanwhile."""
+        """The whole turns, in order; cancelled at once when the client goes away meanwhile."""
 
         async def collect() -> list[UserTurn]:
             found = {number: item async for number, item in self.items() if isinstance(item, UserTurn)}
             return [found[number] for number in sorted(found)]
 
-        task = asyncio.create_task(collect())
+        async def disconnected() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        collecting, gone = asyncio.create_task(collect()), asyncio.create_task(disconnected())
         try:
-            while True:
-                done, _ = await asyncio.wait({task}, timeout=_DISCONNECT_POLL_SECONDS)
-                if done:
-                    return task.result()
-                if await request.is_disconnected():
-                    self.cancel()
+            await asyncio.wait({collecting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not collecting.done():
+                self.cancel()
+            return await collecting
         finally:
-            task.cancel()
+            collecting.cancel()
+            gone.cancel()
 
     def _hand_over(self, number: int, item: str | UserTurn | Failure) -> None:
         self._loop.call_soon_threadsafe(self._queue.put_nowait, (number, item))
@@ -71,10 +74,8 @@ class RunningTurns:
             ticket.cancel()
 
 
-async def start(simulator: UserSimulator, messages: Any, traits: Any, *, n: int = 1, **options: Any) -> RunningTurns:
-    """Check a request off the event loop and submit `n` turns for it."""
-
-    def prepare() -> list[PreparedTurn]:
-        return [simulator.prepare(messages, traits, choice=choice, **options) for choice in range(n)]
-
-    return RunningTurns(simulator, await run_in_threadpool(prepare))
+async def start(
+    simulator: UserSimulator, observer: Observer, prepare: Callable[[], Sequence[PreparedTurn]]
+) -> RunningTurns:
+    """Check a request off the event loop, by `prepare`, and submit its turns."""
+    return RunningTurns(simulator, observer, await run_in_threadpool(prepare))

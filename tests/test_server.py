@@ -159,7 +159,10 @@ def test_traits_in_the_body_win_over_the_model_name(client: httpx.Client) -> Non
         ({"logprobs": True, "top_logprobs": 101}, 400, None, ["top_logprobs", "101", "20"]),
         ({"logprobs": True, "top_logprobs": -1}, 400, None, ["top_logprobs", "-1"]),
         ({"stop": ""}, 400, None, ["stop"]),
-        ({"response_format": {"type": "json_object"}}, 400, None, ["json_object"]),
+        ({"response_format": {"type": "xml"}}, 400, None, ["xml", "json_schema"]),
+        ({"response_format": {"type": "json_schema"}}, 400, None, ["json_schema", "schema"]),
+        ({"tools": [{"type": "function", "function": {"name": "x"}}], "response_format": {"type": "json_object"}}, 400,
+         None, ["tools", "response_format"]),
     ],
 )  # fmt: skip
 def test_bad_requests_get_openai_errors_that_name_the_value(
@@ -612,7 +615,7 @@ def test_an_engine_that_is_closed_leaves_nobody_waiting() -> None:
         while engine.stats().running + engine.stats().waiting < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         engine.close()
-        assert [future.result().status_code for future in asked] == [500] * 3
+        assert [future.result().status_code for future in asked] == [503] * 3
 
 
 # --- engines that misbehave ---

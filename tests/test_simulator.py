@@ -19,12 +19,12 @@ from traitbasis.basis import Basis, build_basis
 from traitbasis.engines.base import Failure, Sampling
 from traitbasis.errors import EngineBusyError, EngineError, RequestError
 from traitbasis.extract import extract
-from traitbasis.guards import GUARDS, Guard
+from traitbasis.guards import GUARDS, Conversation, Guard
 from traitbasis.model import LanguageModel
 from traitbasis.simulator import MAX_TRIES, SILENCE, UserSimulator, UserTurn
 
 TALK = [{"role": "system", "content": "You want a refund."}, {"role": "user", "content": "How can I help?"}]
-SHORT = Guard("short", lambda text: len(text) < 9)
+SHORT = Guard("short", lambda text, _: len(text) < 9)
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ def test_a_try_that_is_queued_while_the_caller_cancels_is_cancelled_too(lm: Lang
 
     gate = threading.Event()
 
-    def passes(text: str) -> bool:
+    def passes(text: str, conversation: Conversation) -> bool:
         assert gate.wait(10)
         return text != "again"
 
@@ -277,7 +277,7 @@ def test_an_engine_that_fails_is_reported_and_nobody_waits(scripts: list[Any], s
 
 
 def test_a_guards_own_mistake_is_reported_and_nobody_waits(scripted: Scripted) -> None:
-    user, _ = scripted("text", guards=[Guard("broken", lambda text: text[99] == "x")])
+    user, _ = scripted("text", guards=[Guard("broken", lambda text, _: text[99] == "x")])
     with pytest.raises(EngineError, match="IndexError") as caught:
         in_time(lambda: user.reply(TALK))
     assert isinstance(caught.value.__cause__, IndexError)

@@ -16,6 +16,7 @@ from traitbasis.errors import TraitSpecError
 
 # Numbers for the levels until a basis is calibrated: fixed fractions of its columns' scale.
 LEVELS = {"off": 0.0, "none": 0.0, "low": 0.5, "medium": 1.0, "high": 1.5}
+_NOTHING = ("off", "none")  # as a whole spec: unsteered
 MAX_INTENSITY = 1000  # far beyond any use; keeps sums finite
 Traits = str | Mapping[str, Any] | None
 
@@ -26,10 +27,10 @@ def parse_traits(traits: Traits, known: Collection[str], aliases: Mapping[str, s
     """Intensities by trait name, off ones left out, in a fixed order.
 
     known: the traits there are. aliases: other spellings, such as ``{"skepticism": "skeptical"}``. A trait without an
-    intensity in a text spec is "medium". Raises TraitSpecError for an unknown trait (naming the
-    known ones), a trait given twice, or an intensity that is no level and no finite number.
+    intensity in a text spec is "medium"; an empty spec, "off" and "none" are unsteered. Raises TraitSpecError for an
+    unknown trait (naming the known ones), a trait given twice, or an intensity that is no level and no finite number.
     """
-    if traits is None or traits == "":
+    if traits is None or (isinstance(traits, str) and traits.strip().casefold() in ("", *_NOTHING)):
         return {}
     if isinstance(traits, str):
         items: list[tuple[str, Any]] = []

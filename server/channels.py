@@ -1,0 +1,97 @@
+"""Who is asked for, and with which traits: the channels that a harness may have to say so (item 1.5.9).
+
+A model id is ``NAME[@TRAITS][=TRIAL]``, such as ``steered-user@impatience-high+skeptical-0.5=2``. Traits are taken from
+the first of: the body (``traits``, ``trait_dict``, ``trait``, also inside ``extra_body``), the header ``X-Traits``, the
+path ``/u/<traits or NAME[@TRAITS]>/v1/…``, the model id; else they are the served user's own. The path's user wins over
+the model id's, whose name may then be anything: some harnesses do not let one choose it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+
+from traitbasis.errors import TraitSpecError
+from traitbasis.simulator import DEFAULT_USER, UserSimulator
+from traitbasis.spec import Traits
+from traitbasis.users import ServedUser, check_users
+
+from .errors import UnknownModelError
+from .schemas import Steerable
+
+
+@dataclass(frozen=True)
+class Asked:
+    """traits: None means the user's own. trial: as the request gave it, 0 when it did not."""
+
+    user: ServedUser
+    traits: Traits
+    trial: int | str
+
+
+class Directory:
+    """The users of one server, by name. The default user is there unless a user of that name takes its place."""
+
+    def __init__(self, simulator: UserSimulator, users: Sequence[ServedUser] = ()) -> None:
+        self._traits = simulator.basis.traits
+        aliases = {alias: column.trait for column in simulator.basis.columns for alias in column.aliases}
+        check_users(users, self._traits, aliases)
+        self.users = {user.name: user for user in (DEFAULT_USER, *users)}
+
+    @property
+    def ids(self) -> list[str]:
+        """Model ids to choose from."""
+        examples = [f"{DEFAULT_USER.name}@{trait}-medium" for trait in self._traits]
+        return [DEFAULT_USER.name, *examples, *(name for name in self.users if name != DEFAULT_USER.name)]
+
+    def find(self, model: str) -> tuple[ServedUser, Traits, str | None]:
+        """User, traits and trial of a model id. Raises UnknownModelError."""
+        rest, _, trial = model.partition("=")
+        name, at, spec = rest.partition("@")
+        if name not in self.users:
+            raise UnknownModelError(
+                f"model {model!r} is not served here; use {', '.join(map(repr, self.users))}, or add traits: "
+                f"{DEFAULT_USER.name}@impatience-high+skeptical-0.5"
+            )
+        return self.users[name], spec if at else None, trial or None
+
+    def asked(self, body: Steerable, request: Request, model: str | None = None) -> Asked:
+        """What a request asks for. model: its id; None where the protocol has none."""
+        path = request.path_params.get("spec")
+        user, of_model, trial = self._of_model(model, anything=path is not None)
+        of_path: Traits = None
+        if path is not None:
+            if path.partition("@")[0].partition("=")[0] in self.users:
+                user, of_path, trial_of_path = self.find(path)
+                trial = trial_of_path or trial
+            else:
+                of_path = path
+        channels = (*body.traits_of_body(), _header(request), of_path, of_model)
+        traits = next((said for said in channels if said is not None), None)
+        return Asked(user, traits, next((t for t in (body.trial, request.headers.get("x-trial"), trial) if t), 0))
+
+    def _of_model(self, model: str | None, anything: bool) -> tuple[ServedUser, Traits, str | None]:
+        default = self.users[DEFAULT_USER.name], None, None
+        if model is None:
+            return default
+        try:
+            return self.find(model)
+        except UnknownModelError:
+            if anything:
+                return default
+            raise
+
+
+def _header(request: Request) -> Traits:
+    value = request.headers.get("x-traits")
+    if value is None or not value.lstrip().startswith("{"):
+        return value
+    try:
+        mapping: Any = json.loads(value)
+    except ValueError as error:
+        raise TraitSpecError(f"the header X-Traits is neither a trait spec nor a JSON object: {value!r}") from error
+    return dict(mapping)

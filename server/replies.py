@@ -1,0 +1,102 @@
+"""What OpenAI's endpoints say of a turn, whichever of them is asked."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from traitbasis.engines.base import TokenLogprob
+from traitbasis.errors import RequestError
+from traitbasis.simulator import UserSimulator, UserTurn
+from traitbasis.spec import format_traits
+from traitbasis.users import ServedUser
+
+from .limits import Limits
+
+MAX_CHOICES = 16
+MAX_TOP_LOGPROBS = 20
+
+
+class Replies:
+    """Parts of replies that need to know the simulator."""
+
+    def __init__(self, simulator: UserSimulator) -> None:
+        self._simulator = simulator
+        self._provenance = simulator.provenance
+        self._ends = simulator.lm.stop_ids("user") | simulator.lm.stop_ids("assistant")
+
+    def head(self, kind: str, model: str) -> dict[str, Any]:
+        """Fields that every object of one reply begins with."""
+        return {
+            "id": f"{kind}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": f"tb-{self._provenance['basis']}",
+        }
+
+    def metadata(self, turns: Sequence[UserTurn]) -> dict[str, Any]:
+        """The ``traitbasis`` field: of the first choice; the others' stands beside it."""
+        first, *others = (self._metadata(turn) for turn in turns)
+        return first | ({"choices": [first, *others]} if others else {})
+
+    def _metadata(self, turn: UserTurn) -> dict[str, Any]:
+        return {
+            "user": turn.user,
+            "traits": turn.intensities,
+            "spec": format_traits(turn.intensities),
+            "dose": round(turn.dose, 4),
+            "seed": turn.seed,
+            "sampling": asdict(turn.sampling),
+            "tries": turn.tries,
+            "rejected": turn.rejected,
+            "failed_guard": turn.failed_guard,
+            "plain": turn.plain,
+            "as": turn.as_,
+            "dropped": turn.dropped,
+            "positions": turn.positions,
+            **self._provenance,
+        }
+
+    def tokens(self, turn: UserTurn) -> list[tuple[int, TokenLogprob]]:
+        """Tokens of a turn with their log-probabilities, without the one that only ended it."""
+        found = list(zip(turn.token_ids, turn.logprobs, strict=True)) if turn.logprobs else []
+        return found[:-1] if found and found[-1][0] in self._ends else found
+
+    def text(self, token: int) -> str:
+        """A token as text; half a character is U+FFFD."""
+        return str(self._simulator.lm.tokenizer.decode([token]))
+
+    def check_choices(self, n: int | None, prompts: int = 1) -> int:
+        """How many choices are asked for. Raises RequestError when that is more than can ever be had."""
+        n = 1 if n is None else n
+        if not 1 <= n <= MAX_CHOICES:
+            raise RequestError(f"n is {n}; it must be between 1 and {MAX_CHOICES}")
+        if n * prompts > (room := self._simulator.engine.stats().max_queue):  # would be refused as busy for ever
+            of = f" of {prompts} prompts" if prompts > 1 else ""
+            raise RequestError(f"n is {n}{of}; this server's queue (--max-queue) holds {room}")
+        return n
+
+    def options(self, limits: Limits, sampling: Mapping[str, Any], user: ServedUser) -> dict[str, Any]:
+        """Sampling that was asked for, its length within the server's limits."""
+        usual = user.sampling.get("max_tokens", self._simulator.sampling.max_tokens)
+        return {**sampling, "max_tokens": limits.max_tokens(sampling.get("max_tokens"), usual)}
+
+
+def finish_reason(turn: UserTurn) -> str:
+    return "tool_calls" if turn.calls else "length" if turn.finish == "length" else "stop"
+
+
+def usage(turns: Sequence[UserTurn], choices: int = 1) -> dict[str, int]:
+    """Tokens of turns that stand prompt by prompt, `choices` each."""
+    prompt = sum(turn.prompt_tokens for turn in turns[::choices])
+    completion = sum(turn.completion_tokens for turn in turns)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def event(data: dict[str, Any]) -> str:
+    """One server-sent event."""
+    return f"data: {json.dumps(data)}\n\n"
