@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import sample_document, sample_pair
-from templates import TEMPLATES, template_tokenizer
+from templates import NATIVE, TEMPLATES, TOOL_TEMPLATES, template_tokenizer, tool_tokenizer
 from tiny import tiny_model, tiny_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from traitbasis.chat import (
     As,
     Span,
+    ToolCall,
     Turn,
+    call_syntax,
     read_messages,
     render_prompt,
+    reply_header,
     stop_token_ids,
     template_hash,
     tokenize,
@@ -386,3 +390,333 @@ def test_the_hash_follows_the_template() -> None:
     hashes = {template_hash(template_tokenizer(name)) for name in TEMPLATES}
     assert len(hashes) == len(TEMPLATES)
     assert template_hash(template_tokenizer("chatml")) == template_hash(tiny_tokenizer())
+
+
+# --- tools of the customer --------------------------------------------------------------------------------------------
+
+RESULT = 'Data is "on".\nAll good.'
+CALL = {"name": "toggle_data", "arguments": {"on": True}}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "toggle_data",
+            "description": "Turns mobile data on or off.",
+            "parameters": {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]},
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "run_speed_test",
+            "description": "Measures the connection.",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    },
+]
+CALLING = [
+    Turn("system", SYSTEM),
+    Turn("agent", "Switch your data on."),
+    Turn("customer", "", (ToolCall("call_7", "toggle_data", {"on": True}),)),
+    Turn("tool", RESULT, call_id="call_7"),
+]
+every_tool_template = pytest.mark.parametrize("name", TOOL_TEMPLATES)
+every_native = pytest.mark.parametrize("name", NATIVE)
+
+
+def call_message(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": list(calls), **more}
+
+
+def wire(id_: str | None, name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": " \n"}, {"content": []}])
+@pytest.mark.parametrize("arguments", ['{"on": true}', {"on": True}, ' {"on":true}\n'])
+def test_calls_and_their_results_are_turns(content: dict[str, Any], arguments: Any) -> None:
+    """As tau2 echoes them: content absent, a ``name`` beside the function, the last message from the tool."""
+    call = {**wire("call_7", "toggle_data", arguments), "name": "toggle_data"}
+    messages = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": "Switch your data on."},
+        call_message(call, reasoning_content="They want data.", **content),
+        {"role": "tool", "tool_call_id": "call_7", "content": RESULT},
+    ]
+    assert read_messages(messages, tools=True) == CALLING
+    assert read_messages(messages) == [*CALLING[:1], Turn("agent", f"Switch your data on.\n\n{RESULT}")]
+
+
+def test_nothing_is_joined_across_a_call() -> None:
+    first, second = wire("a", "toggle_data", "{}"), wire("b", "run_speed_test", "{}")
+    messages = [
+        {"role": "assistant", "content": "Wait."},
+        call_message(first, second, content="One moment."),
+        {"role": "tool", "tool_call_id": "b", "content": "fast"},
+        {"role": "tool", "tool_call_id": "a", "content": ""},
+        {"role": "assistant", "content": "Done."},
+        {"role": "assistant", "content": "Really."},
+        call_message(first),
+    ]
+    a, b = ToolCall("a", "toggle_data", {}), ToolCall("b", "run_speed_test", {})
+    assert read_messages(messages, tools=True) == [
+        Turn("customer", "Wait."),
+        Turn("customer", "One moment.", (a, b)),
+        Turn("tool", "fast", call_id="b"),
+        Turn("tool", "", call_id="a"),
+        Turn("customer", "Done.\n\nReally."),
+        Turn("customer", "", (a,)),
+    ]
+
+
+def test_results_of_other_calls_are_the_agents_text() -> None:
+    messages = [
+        {"role": "tool", "tool_call_id": "a", "content": "before any call"},
+        call_message(wire("a", "toggle_data", None)),
+        {"role": "tool", "tool_call_id": "z", "content": "another's"},
+        {"role": "tool", "tool_call_id": "a", "content": "its own"},
+        {"role": "tool", "tool_call_id": "a", "content": "once more"},
+        {"role": "user", "content": "Fine."},
+    ]
+    assert read_messages(messages, tools=True) == [
+        Turn("agent", "before any call"),
+        Turn("customer", "", (ToolCall("a", "toggle_data", {}),)),
+        Turn("agent", "another's"),
+        Turn("tool", "its own", call_id="a"),
+        Turn("agent", "once more\n\nFine."),
+    ]
+
+
+def test_results_without_an_id_go_by_name_and_order() -> None:
+    messages = [
+        {"role": "assistant", "content": None, "function_call": {"name": "run_speed_test", "arguments": "{}"}},
+        {"role": "function", "name": "run_speed_test", "content": "slow"},
+        call_message(wire(None, "toggle_data", "{}"), wire(None, "run_speed_test", "{}")),
+        {"role": "function", "name": "run_speed_test", "content": "fast"},
+        {"role": "tool", "content": "on"},
+        {"role": "function", "name": "unheard_of", "content": "what?"},
+    ]
+    speakers = [(turn.speaker, turn.text) for turn in read_messages(messages, tools=True)]
+    assert speakers == [
+        *[("customer", ""), ("tool", "slow"), ("customer", ""), ("tool", "fast"), ("tool", "on"), ("agent", "what?")]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        ("", {}),
+        (None, {}),
+        ("null", {"arguments": None}),
+        ('{"on": tru', {"arguments": '{"on": tru'}),
+        ("[1]", {"arguments": [1]}),
+        ("on", {"arguments": "on"}),
+        ([1], {"arguments": [1]}),
+        ('{"a": ' * 40 + "1" + "}" * 40, "nested"),
+    ],
+)
+def test_arguments_that_are_no_object_are_kept_as_text(arguments: Any, kept: Any) -> None:
+    (turn,) = read_messages([call_message(wire("a", "f", arguments))], tools=True)
+    if kept != "nested":
+        assert turn.calls == (ToolCall("a", "f", kept),)
+    for name in TOOL_TEMPLATES:
+        assert '"f"' in render_prompt(tool_tokenizer(name), [turn], "user", TOOLS) or "args" in name
+
+
+@pytest.mark.parametrize(
+    "deep", ["[" * 100_000, '{"a":' * 100_000, "[" * 500 + "]" * 500, '{"a":' * 80 + "1" + "}" * 80]
+)
+@every_tool_template
+def test_arguments_without_a_bottom_cost_nothing(name: str, deep: str) -> None:
+    (turn,) = read_messages([call_message(wire("a", "f", deep))], tools=True)
+    render_prompt(tool_tokenizer(name), [turn], "user", TOOLS)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"tool_calls": "toggle_data"},
+        {"tool_calls": {"name": "x"}},
+        {"tool_calls": ["toggle_data"]},
+        {"tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "x", "input": "y"}}]},
+        {"tool_calls": [{"function": {"arguments": "{}"}}]},
+        {"tool_calls": [{"function": {"name": "", "arguments": "{}"}}]},
+        {"tool_calls": [{"function": {"name": 7}}]},
+        {"tool_calls": [{"id": 7, "function": {"name": "x"}}]},
+        {"tool_calls": [{"function": {"name": "x", "arguments": '{"a": "\\ud83d"}'}}]},
+        {"function_call": "x"},
+    ],
+)
+def test_a_call_that_cannot_be_read_is_a_request_error_naming_the_message(message: Any) -> None:
+    message = {"role": "assistant", "content": None, **message}
+    with pytest.raises(RequestError, match=r"messages\[1\]\.tool_calls"):
+        read_messages([{"role": "user", "content": "fine"}, message], tools=True)
+    assert read_messages([{"role": "user", "content": "fine"}, message]) == [Turn("agent", "fine")]
+
+
+@every_native
+def test_a_prompt_with_tools_is_what_the_template_makes_of_it(name: str) -> None:
+    tokenizer = tool_tokenizer(name)
+    messages = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": "Switch your data on."},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "call00002", "type": "function", "function": CALL}]},
+        {"role": "tool", "name": "toggle_data", "tool_call_id": "call00002", "content": RESULT},
+    ]
+    expected = tokenizer.apply_chat_template(
+        messages, tools=TOOLS, tokenize=False, add_generation_prompt=True, tools_in_user_message=False
+    )
+    for as_ in AS:
+        assert render_prompt(tokenizer, CALLING, as_, TOOLS) == expected
+        assert reply_header(tokenizer, as_, TOOLS) == "assistant"
+    assert TOOLS[1]["function"]["description"] in expected  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", [name for name in TOOL_TEMPLATES if name not in NATIVE])
+@both_headers
+def test_a_template_that_knows_no_tools_gets_them_as_text(name: str, as_: As) -> None:
+    tokenizer = tool_tokenizer(name)
+    prompt = render_prompt(tokenizer, CALLING, as_, TOOLS)
+    assert call_syntax(tokenizer) is None and reply_header(tokenizer, as_, TOOLS) == as_
+    lines = prompt[prompt.index("<tools>\n") + 8 : prompt.index("\n</tools>")].split("\n")
+    assert [json.loads(line) for line in lines] == TOOLS
+    call = f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>"
+    result = f"<tool_response>\n{RESULT}\n</tool_response>"
+    assert prompt.count(call) == prompt.count(result) == 1
+    roles = ROLES[as_]
+    talk = [{"role": roles["agent"], "content": "Switch your data on."}, {"role": roles["customer"], "content": call}]
+    talk.append({"role": roles["agent"], "content": result})
+    if as_ == "user":
+        talk.append({"role": "user", "content": "?"})
+    if name == "gemma" and as_ == "user":
+        talk.insert(0, {"role": "user", "content": "?"})
+    rendered = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=as_ == "assistant")
+    assert prompt[prompt.index("Switch") :] == rendered[rendered.index("Switch") :].split("?<")[0]
+
+
+TOOL_CONVERSATIONS = {
+    "calls": CALLING,
+    "answered": [*CALLING, Turn("customer", "It is on now.")],
+    "agent after the result": [*CALLING, Turn("agent", "Thank you.")],
+    "call first": [Turn("system", SYSTEM), *CALLING[2:]],
+    "call alone": CALLING[2:3],
+    "call last": CALLING[:3],
+    "text and calls": [
+        Turn("agent", "Both, please."),
+        Turn(
+            "customer",
+            "One moment.",
+            (ToolCall("", "toggle_data", {"on": False}), ToolCall("", "run_speed_test", {"why": "Grüße"})),
+        ),
+        Turn("tool", "off", call_id=""),
+        Turn("tool", "\u00fc 20 Mbps", call_id=""),
+        Turn("agent", "And now?"),
+    ],
+    "late result": [*CALLING[:3], Turn("agent", "Well?"), CALLING[3]],
+    "another's result": [*CALLING[:2], Turn("tool", "stray", call_id="nobody")],
+    "no calls": TALK,
+    "nothing": [],
+}
+
+
+@every_tool_template
+@both_headers
+@pytest.mark.parametrize("talk", TOOL_CONVERSATIONS)
+def test_every_call_and_result_is_in_the_prompt_whatever_the_conversation(name: str, as_: As, talk: str) -> None:
+    turns = TOOL_CONVERSATIONS[talk]
+    tokenizer = tool_tokenizer(name)
+    prompt = render_prompt(tokenizer, turns, as_, TOOLS)
+    for turn in turns:
+        assert turn.text in prompt or json.dumps(turn.text, ensure_ascii=False) in prompt
+        for call in turn.calls:
+            assert call.name in prompt and json.dumps(call.arguments, ensure_ascii=False) in prompt
+    for tool in TOOLS:
+        assert tool["function"]["description"] in prompt  # type: ignore[index]
+    if talk == "calls" and "mistral" not in name:  # which writes no header
+        plain = render_prompt(tokenizer, TALK, reply_header(tokenizer, as_, TOOLS))
+        assert prompt.endswith(plain[plain.index("Let me look it up.") + 18 :]), "then the reply begins"
+    ours = "You have tools of your own" in prompt
+    assert ours == (name not in NATIVE or talk in REFUSED.get(name, ()))
+
+
+# Alternation is Mistral's rule; its fallback still teaches Mistral's own way of calling.
+REFUSED = dict.fromkeys(("mistral", "mistral args"), ("agent after the result", "late result", "another's result"))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_conversation_is_written_in_the_models_own_syntax(name: str) -> None:
+    tokenizer = tool_tokenizer(name)
+    prompt = render_prompt(tokenizer, TOOL_CONVERSATIONS["agent after the result"], "user", TOOLS)
+    syntax = call_syntax(tokenizer)
+    assert syntax and syntax.write("toggle_data", {"on": True}) in prompt and "<tool_call>" not in prompt
+
+
+@every_tool_template
+@both_headers
+def test_without_tools_nothing_of_them_is_rendered(name: str, as_: As) -> None:
+    tokenizer = tool_tokenizer(name)
+    prompt = render_prompt(tokenizer, TALK, as_)
+    assert "tools" not in prompt.lower() and reply_header(tokenizer, as_) == as_
+    assert RESULT in render_prompt(tokenizer, CALLING, as_), "earlier calls stay even when no more may be made"
+
+
+@every_tool_template
+@both_headers
+def test_special_tokens_in_calls_results_and_tools_cannot_forge_a_turn(name: str, as_: As) -> None:
+    tokenizer = tool_tokenizer(name)
+
+    def count(forged: str) -> int:
+        call = ToolCall(f"a{forged}", f"f{forged}", {f"k{forged}": [f"v{forged}", {"x": forged}]})
+        turns = [Turn("agent", "Go."), Turn("customer", "", (call,)), Turn("tool", f"r{forged}", call_id=f"a{forged}")]
+        parameters = {
+            "type": "object",
+            "properties": {f"k{forged}": {"enum": [f"v{forged}"], "description": f"d{forged}"}},
+        }
+        function = {"name": "f", "description": f"d{forged}", "parameters": parameters}
+        prompt = render_prompt(tokenizer, turns, as_, [{"type": "function", "function": function}])
+        return special_count(tokenizer, tokenize(tokenizer, prompt))
+
+    specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    assert count("".join(specials)) == count("x") == count(f"{specials[2][:4]}{specials[2]}{specials[2][4:]}")
+
+
+def test_ids_of_the_harness_stay_out_of_the_prompt() -> None:
+    """Mistral's template takes only nine letters; and an id is text from outside."""
+    turns = read_messages(
+        [call_message(wire("chatcmpl-tool-1<s>", "f", "{}")), {"role": "tool", "tool_call_id": "chatcmpl-tool-1<s>"}],
+        tools=True,
+    )
+    assert [turn.speaker for turn in turns] == ["customer", "tool"]
+    for name in TOOL_TEMPLATES:
+        assert "chatcmpl" not in render_prompt(tool_tokenizer(name), turns, "user", TOOLS)
+
+
+@every_tool_template
+def test_reasoning_of_earlier_turns_is_never_rendered(name: str) -> None:
+    messages = [
+        {"role": "user", "content": "Hi."},
+        call_message(wire("a", "toggle_data", "{}"), reasoning_content="secret thought", content=None),
+        {"role": "tool", "tool_call_id": "a", "content": "ok", "reasoning_content": "secret thought"},
+        {"role": "assistant", "content": "Done.", "reasoning": "secret thought", "reasoning_content": "secret thought"},
+        {"role": "user", "content": "Good."},
+    ]
+    for tools in (True, False):
+        turns = read_messages(messages, tools=tools)
+        assert "secret" not in render_prompt(tool_tokenizer(name), turns, "user", TOOLS if tools else ())
+
+
+def test_a_template_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tool_tokenizer("hermes")
+    tokenizer.chat_template += "{# a template of its own #}"
+    rendered = []
+    template = tokenizer.apply_chat_template
+
+    def count(messages: Any, **options: Any) -> Any:
+        rendered.append(messages)
+        return template(messages, **options)
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", count)
+    render_prompt(tokenizer, CALLING, "user", TOOLS)
+    before = len(rendered)
+    render_prompt(tokenizer, CALLING, "user", TOOLS)
+    assert len(rendered) == before + 1 < 10
