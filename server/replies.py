@@ -55,10 +55,10 @@ class Replies:
             "rejected": turn.rejected,
             "failed_guard": turn.failed_guard,
             "plain": turn.plain,
-            "as": turn.as_,
             "dropped": turn.dropped,
             "positions": turn.positions,
             **self._provenance,
+            "as": turn.as_,
         }
 
     def tokens(self, turn: UserTurn) -> list[tuple[int, TokenLogprob]]:

@@ -85,10 +85,11 @@ class Grammar:
         self._source = source
         self.renew()
 
-    def guide(self, stop_ids: Collection[int] = ()) -> Guide:
+    def guide(self, stop_ids: Collection[int] = (), *, silent: bool = True) -> Guide:
         """A guide for one generation. It ends by itself; where more could follow but need not (a bare number), the
-        tokenizer's end token and `stop_ids` may end it, too."""
-        return _GrammarGuide(self, stop_ids)
+        tokenizer's end token and `stop_ids` may end it, too. silent: unsteered, as what a grammar asks for should be
+        (contract 10), unless it is a user's turn in JSON."""
+        return _GrammarGuide(self, stop_ids, silent)
 
     def matcher(self) -> LLMatcher:
         """A parser at its beginning. Copies share what their lexer has learned, which makes them fast."""
@@ -104,11 +105,10 @@ class Grammar:
 
 
 class _GrammarGuide:
-    """See ``Guide``. Nothing that a grammar asks for is steered (contract 10)."""
+    """See ``Guide``."""
 
-    silent = True
-
-    def __init__(self, grammar: Grammar, stop_ids: Collection[int]) -> None:
+    def __init__(self, grammar: Grammar, stop_ids: Collection[int], silent: bool) -> None:
+        self.silent = silent
         self.done = False
         self._grammar = grammar
         self._vocabulary = grammar.vocabulary

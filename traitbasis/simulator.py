@@ -72,6 +72,7 @@ class UserTurn:
     seed: with it the same request gets this turn again. sampling: as this text was drawn; after a rejection a greedy
     draw gets a temperature. tries: generations it took. rejected: how many were rejected, by guard. failed_guard: set
     when tries ran out and the text fails that guard. plain: why this is no user's turn but the plain model's answer.
+    as_: header it stands under, None for a text that was gone on with.
     dropped: turns of the conversation that were left out for want of room, by speaker. token_ids: as generated, the
     one that ended the turn included. logprobs: one a token, where asked for. prompt_logprobs: one a prompt token but
     the first, where asked for.
@@ -238,7 +239,7 @@ class UserSimulator:
         guide: Callable[[], Guide] | None = None
         shown, reader = frozenset[int](), None
         if structured:
-            guide = partial(json_grammar(self.lm.tokenizer, schema).guide, stop_ids)
+            guide = partial(json_grammar(self.lm.tokenizer, schema).guide, stop_ids, silent=not intensities)
         if known_tools:
             form = tool_format(self.lm.tokenizer)
             guide, shown = form.guide(self.lm.tokenizer, known_tools), form.shown_ids(self.lm.tokenizer)
@@ -378,6 +379,7 @@ class UserSimulator:
             "model": self.lm.name,
             "model_fingerprint": self.lm.fingerprint,
             "basis": self.basis.fingerprint,
+            "as": self.as_,
             "dtype": self.lm.dtype_name,
             "engine": type(self.engine).__name__,
             "versions": {name: version(name) for name in ("traitbasis", "transformers", "torch")},

@@ -1,0 +1,110 @@
+"""Served users in a YAML file: what can be said, and what is told of a mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traitbasis.errors import UsersError
+from traitbasis.users import ServedUser, check_users, describe_persona, read_users
+
+TRAITS = ("impatience", "skeptical")
+
+
+def read(tmp_path: Path, text: str) -> list[ServedUser]:
+    file = tmp_path / "users.yaml"
+    file.write_text(text, encoding="utf-8")
+    return read_users(file, TRAITS, {"skepticism": "skeptical"})
+
+
+def test_everything_can_be_said_of_a_user(tmp_path: Path) -> None:
+    (anna, bob) = read(
+        tmp_path,
+        """
+        users:
+          - name: hurried-anna
+            traits: {impatience: high, skepticism: 0.5}
+            persona: {age: 34, way_of_writing: "short sentences"}
+            sampling: {temperature: 0.8, stop: "\\n"}
+            guards: {thought: false}
+            stop_tokens: ["###STOP###"]
+            context: refuse
+          - name: bob
+        """,
+    )
+    assert anna.traits == {"impatience": "high", "skepticism": 0.5}
+    assert anna.about == "About you: age 34; way of writing short sentences."
+    assert anna.sampling == {"temperature": 0.8, "stop": ("\n",)}
+    assert (anna.stop_tokens, anna.context, anna.guards) == (["###STOP###"], "refuse", {"thought": False})
+    assert bob == ServedUser(name="bob") and bob.about == "" and bob.context == "truncate"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["users:"]),
+        ("users: []", ["users:"]),
+        ("- name: a", ["users:"]),
+        ("users: [{name: a}]\nmore: 1", ["users:"]),
+        ("users: [", ["YAML"]),
+        ("users: [a]", ["number 1"]),
+        ("users: [{traits: x}]", ["number 1", "'name'"]),
+        ("users: [{name: a/b}]", ["'a/b'", "'name'"]),
+        ("users: [{name: ''}]", ["'name'"]),
+        ("users: [{name: a@b}]", ["'a@b'"]),
+        ("users: [{name: a}, {name: a}]", ["'a'", "twice"]),
+        ("users: [{name: impatience}]", ["'impatience'", "trait spec"]),
+        ("users: [{name: skepticism-2}]", ["'skepticism-2'", "trait spec"]),
+        ("users: [{name: 'off'}]", ["'off'", "trait spec"]),
+        ("users: [{name: a, traits: greed-high}]", ["'a'", "'traits'", "greed", "impatience"]),
+        ("users: [{name: a, traits: {impatience: very}}]", ["'a'", "very"]),
+        ("users: [{name: a, sampling: {heat: 1}}]", ["'a'", "'sampling'", "heat"]),
+        ("users: [{name: a, sampling: {temperature: -1}}]", ["'a'", "'sampling'", "temperature", "-1"]),
+        ("users: [{name: a, guards: {politeness: true}}]", ["'a'", "'guards'", "politeness", "empty"]),
+        ("users: [{name: a, context: drop}]", ["'a'", "'context'", "truncate"]),
+        ("users: [{name: a, nmae: b}]", ["'a'", "'nmae'", "known fields", "persona"]),
+    ],
+)
+def test_a_mistake_is_named_with_its_file_user_and_field(tmp_path: Path, text: str, words: list[str]) -> None:
+    with pytest.raises(UsersError) as caught:
+        read(tmp_path, text)
+    assert all(word in str(caught.value) for word in ["users.yaml", *words]), str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
+    with pytest.raises(UsersError, match=r"missing\.yaml"):
+        read_users(tmp_path / "missing.yaml", TRAITS)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsersError, match=r"binary\.yaml"):
+        read_users(tmp_path / "binary.yaml", TRAITS)
+
+
+FIELDS = ["users", *ServedUser.model_fields]
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(entry=ANYTHING)
+def test_no_yaml_ends_in_anything_but_users_or_an_error(tmp_path_factory: Any, entry: Any) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.yaml"
+    for written in (entry, {"users": entry}, {"users": [entry]}):
+        file.write_text(yaml.safe_dump(written), encoding="utf-8")
+        try:
+            users = read_users(file, TRAITS)
+        except UsersError as error:
+            assert "any.yaml" in str(error)
+        else:
+            check_users(users, TRAITS)
+
+
+def test_a_persona_says_what_is_known_and_no_more() -> None:
+    assert describe_persona({"age": 30, "job": "", "home_town": "Ghent"}) == "About you: age 30; home town Ghent."
+    assert describe_persona({}) == describe_persona({"age": " "}) == ""
