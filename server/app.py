@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -9,13 +10,14 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from traitbasis.simulator import UserSimulator
+from traitbasis.users import ServedUser
 
-from . import errors, keys, metrics, openai, operation, steer
+from . import completions, errors, keys, metrics, openai, operation, page, steer
+from .channels import Directory
 from .limits import BodyLimit, Limits
 from .metrics import Observer
 from .operation import Readiness, Requests
 
-MODEL_ID = "steered-user"
 _TAGS = [
     {"name": "OpenAI", "description": "The simulated user is `assistant`, the agent under test is `user`."},
     {"name": "τ-trait", "description": "What the τ-trait package and its relatives send."},
@@ -38,8 +40,11 @@ class Settings:
     log_text: bool = False
 
 
-def create_app(simulator: UserSimulator, model_id: str = MODEL_ID, settings: Settings | None = None) -> FastAPI:
+def create_app(simulator: UserSimulator, settings: Settings | None = None, users: Sequence[ServedUser] = ()) -> FastAPI:
     """An application that serves `simulator`; the caller closes the simulator when the server has stopped.
+
+    users: to be served beside the default one, ``steered-user``, or in its place. Raises UsersError when two have one
+    name or their traits are not the basis's.
 
     ``app.state`` has what routes use: `limits`, `observer`, and `readiness`.
     """
@@ -72,8 +77,12 @@ def create_app(simulator: UserSimulator, model_id: str = MODEL_ID, settings: Set
     app.add_middleware(Requests, observer=observer)
 
     guarded = keys.SECURITY if settings.api_keys else []
-    app.include_router(openai.router(simulator, model_id), dependencies=guarded)
-    app.include_router(steer.router(simulator), dependencies=guarded)
+    directory = Directory(simulator, users)
+    for prefix in ("/v1", "/u/{spec}/v1"):
+        app.include_router(openai.router(simulator, directory), prefix=prefix, dependencies=guarded)
+        app.include_router(completions.router(simulator, directory), prefix=prefix, dependencies=guarded)
+    app.include_router(steer.router(simulator, directory), dependencies=guarded)
     app.include_router(metrics.router(observer), dependencies=[] if settings.open_metrics else guarded)
     app.include_router(operation.router(simulator, readiness))
+    app.include_router(page.router())
     return app

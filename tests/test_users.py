@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traitbasis.errors import UsersError
@@ -92,6 +92,7 @@ ANYTHING = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(entry=ANYTHING)
 def test_no_yaml_ends_in_anything_but_users_or_an_error(tmp_path_factory: Any, entry: Any) -> None:
     file = tmp_path_factory.getbasetemp() / "any.yaml"
