@@ -234,6 +234,9 @@ def chat(
 def serve(
     model: Model = DEFAULT_MODEL,
     basis: BasisFile = None,
+    users: Annotated[
+        Path | None, typer.Option(help="YAML file of named users: traits, persona, sampling, guards (docs/users.md).")
+    ] = None,
     guards: Annotated[
         bool, typer.Option(help="Draw unusable turns again; without, text is streamed as it is generated.")
     ] = True,
@@ -318,6 +321,7 @@ def serve(
     from traitbasis.server.logs import configure
     from traitbasis.server.operation import Server
     from traitbasis.simulator import UserSimulator
+    from traitbasis.users import read_users
 
     # Everything that can be wrong is, before a minute of loading.
     for origin in cors_origin or ():
@@ -330,6 +334,7 @@ def serve(
         cors_origins=tuple(cors_origin or ()),
         log_text=log_text,
     )
+    served = read_users(users) if users else []
     if not _is_loopback(host, port) and not settings.api_keys:
         err.print(
             f"[yellow]warning: {escape(host)} can be reached from other machines and there are no API keys, so whoever "
@@ -348,8 +353,9 @@ def serve(
     with UserSimulator(lm, basis, as_=as_, engine=engine, guards=GUARDS if guards else ()) as simulator:
         how = f"up to {max_batch} turns at once" if engine.continuous else "in micro-batches (see the warning)"
         err.print(f"{lm.name} in {lm.dtype_name} on {lm.device}, {how}", highlight=False)
-        err.print(f"traits: {', '.join(simulator.basis.traits)}; model ids: steered-user, steered-user@<traits>")
-        app = create_app(simulator, settings=settings)
+        app = create_app(simulator, settings, served)
+        names = ["steered-user", *(user.name for user in served if user.name != "steered-user")]
+        err.print(f"traits: {', '.join(simulator.basis.traits)}; model ids: {', '.join(names)}, NAME@<traits>")
         Server(app, engine.close, host=host, port=port, shutdown_seconds=shutdown_seconds).run()
 
 

@@ -91,11 +91,8 @@ def describe_persona(attributes: Mapping[str, Any]) -> str:
     return f"About you: {'; '.join(told)}." if told else ""
 
 
-def read_users(path: str | Path, traits: Sequence[str], aliases: Mapping[str, str] | None = None) -> list[ServedUser]:
-    """Users of a YAML file; `traits` are those of the basis they are served with.
-
-    Raises UsersError that names the file, the user and the field.
-    """
+def read_users(path: str | Path) -> list[ServedUser]:
+    """Users of a YAML file. Raises UsersError that names the file, the user and the field."""
     try:
         written = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -105,30 +102,29 @@ def read_users(path: str | Path, traits: Sequence[str], aliases: Mapping[str, st
     entries = written.get("users") if isinstance(written, Mapping) else None
     if not isinstance(entries, list) or not entries or set(written) != {"users"}:
         raise UsersError(f"{path} must hold one list, `users:`, with at least one entry that has a `name`")
-    users = [_user(path, number, entry) for number, entry in enumerate(entries)]
-    check_users(users, traits, aliases, str(path))
-    return users
+    return [_user(path, number, entry) for number, entry in enumerate(entries)]
 
 
-def check_users(
-    users: Iterable[ServedUser], traits: Sequence[str], aliases: Mapping[str, str] | None = None, where: str = "users"
-) -> None:
-    """Raises UsersError when two have one name, a name is a trait spec, or traits cannot be read."""
+def check_users(users: Iterable[ServedUser], traits: Sequence[str], aliases: Mapping[str, str] | None = None) -> None:
+    """Can users be served together, with a basis of these traits?
+
+    Raises UsersError when two have one name, a name is a trait spec, or traits cannot be read.
+    """
     seen: set[str] = set()
     for user in users:
         if user.name in seen:
-            raise UsersError(f"{where}: the name {user.name!r} stands twice")
+            raise UsersError(f"two users have the name {user.name!r}; give each its own")
         seen.add(user.name)
         try:
             parse_traits(user.name, traits, aliases)
         except TraitSpecError:
             pass  # as it should be: /u/<name> and /u/<traits> must not be mistaken for each other
         else:
-            raise UsersError(f"{where}: the name {user.name!r} reads as a trait spec; choose another")
+            raise UsersError(f"a user has the name {user.name!r}, which reads as a trait spec; choose another")
         try:
             parse_traits(user.traits, traits, aliases)
         except TraitSpecError as error:
-            raise UsersError(f"{where}: user {user.name!r}, field 'traits': {error}") from error
+            raise UsersError(f"user {user.name!r}, field 'traits': {error}") from error
 
 
 def _user(path: str | Path, number: int, entry: Any) -> ServedUser:
