@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,12 +18,13 @@ from scripted import Script, ScriptedEngine
 from tiny import tiny_model
 
 from traitbasis.basis import Basis, build_basis
-from traitbasis.engines.base import Failure, Sampling
+from traitbasis.engines.base import EngineStats, Failure, Sampling
 from traitbasis.errors import EngineBusyError, EngineError, RequestError
 from traitbasis.extract import extract
 from traitbasis.guards import GUARDS, Conversation, Guard
 from traitbasis.model import LanguageModel
 from traitbasis.simulator import MAX_TRIES, SILENCE, UserSimulator, UserTurn
+from traitbasis.users import ServedUser
 
 TALK = [{"role": "system", "content": "You want a refund."}, {"role": "user", "content": "How can I help?"}]
 SHORT = Guard("short", lambda text, _: len(text) < 9)
@@ -172,6 +175,121 @@ def test_a_retry_does_not_repeat_the_draw_even_when_greedy(scripted: Scripted) -
     user.reply(TALK, seed=5, temperature=1.3)
     assert {request.sampling.temperature for request in engine.requests[MAX_TRIES:]} == {1.3}
     assert [r.seed for r in engine.requests[MAX_TRIES:]] == [r.seed for r in engine.requests[:MAX_TRIES]], "contract 9"
+
+
+def test_the_least_harmful_candidate_goes_out(scripted: Scripted) -> None:
+    """Guards stand in the order of harm: of two that may be sent, the one that fails the later guard."""
+    worse = Guard("worse", lambda text, _: "bad" not in text)
+    user, _ = scripted("bad", "long and bad", "much too long", "bad", guards=(worse, SHORT))
+    turn = user.reply(TALK)
+    assert (turn.text, turn.failed_guard, turn.rejected) == ("much too long", "short", {"worse": 3, "short": 1})
+
+
+def test_a_last_resort_replaces_the_text_and_silence_an_empty_one(scripted: Scripted) -> None:
+    cut = Guard("cut", lambda text, _: "X" not in text, last_resort=lambda text, _: text.replace("X", ""))
+    user, _ = scripted("Bye X", guards=(cut,))
+    assert (user.reply(TALK).text, user.reply(TALK).failed_guard) == ("Bye", "cut")
+    user, _ = scripted("X", "X", "X", "Bye X", guards=(cut,))
+    assert user.reply(TALK).text == "Bye", "text that is left is better than none"
+    user, _ = scripted("X", guards=(cut,))
+    assert user.reply(TALK).text == SILENCE
+
+
+def test_guards_see_the_conversation_whatever_was_left_out_of_the_prompt(lm: LanguageModel, basis: Basis) -> None:
+    seen: list[Conversation] = []
+
+    def look(text: str, conversation: Conversation) -> bool:
+        seen.append(conversation)
+        return True
+
+    class Small(ScriptedEngine):
+        def stats(self) -> EngineStats:
+            return replace(super().stats(), max_context=200)
+
+    long = [TALK[0], {"role": "user", "content": "a" * 300}, {"role": "assistant", "content": "b"}, TALK[1]]
+    with UserSimulator(lm, basis, engine=Small("x"), guards=[Guard("look", look)]) as user:
+        turn = user.reply(long)
+    assert turn.dropped == {"agent": 1} and len(user.engine.requests[0].prompt_ids) < 200  # type: ignore[attr-defined]
+    assert [t.text for t in seen[0].turns] == [m["content"] for m in long]
+
+
+def test_a_served_users_switches_choose_its_guards(scripted: Scripted) -> None:
+    user, _ = scripted("x", guards=(*GUARDS, SHORT))
+    names = [guard.name for guard in user.guards_of(ServedUser(name="a", guards={"empty": False, "thought": True}))]
+    assert names == [guard.name for guard in (*GUARDS, SHORT) if guard.name != "empty"]
+    user, _ = scripted("x", guards=())
+    assert [guard.name for guard in user.guards_of(ServedUser(name="a", guards={"thought": True}))] == ["thought"]
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+TOOLS = [
+    {"type": "function", "function": {"name": "look", "parameters": {"properties": {"x": {}}, "required": ["x"]}}},
+    {"type": "function", "function": {"name": "wait"}},
+]
+
+
+def called(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def test_a_call_is_a_turn_without_text_and_its_id_follows_from_the_seed(scripted: Scripted) -> None:
+    user, _ = scripted(called("look", x=1))
+    turn, again, other = (user.reply(TALK, tools=TOOLS, seed=seed) for seed in (1, 1, 2))
+    assert turn.text == "" and [(c.name, c.arguments) for c in turn.calls] == [("look", {"x": 1})]
+    assert turn.failed_guard is None and turn.rejected == {} and turn.as_ == "assistant"
+    assert turn.calls == again.calls and turn.calls[0].id != other.calls[0].id
+
+
+def test_text_beside_tools_is_judged_as_ever(scripted: Scripted) -> None:
+    user, _ = scripted("", "Where is it?")
+    turn = user.reply(TALK, tools=TOOLS)
+    assert (turn.text, turn.calls, turn.rejected) == ("Where is it?", (), {"empty": 1})
+
+
+@pytest.mark.parametrize(
+    ("bad", "guard"),
+    [
+        ("Let me see. " + called("look", x=1), "mixed_call"),
+        (called("look", x=1) + " There.", "mixed_call"),
+        ("<tool_call>{broken", "tool_call"),
+        (called("fly"), "tool_call"),
+        (called("look"), "tool_call"),
+    ],
+)
+def test_a_turn_that_is_no_good_call_is_drawn_again(bad: str, guard: str, scripted: Scripted) -> None:
+    user, _ = scripted(bad, called("wait"))
+    turn = user.reply(TALK, tools=TOOLS)
+    assert turn.rejected == {guard: 1} and [call.name for call in turn.calls] == ["wait"]
+
+
+def test_when_tries_run_out_a_mixed_turn_is_its_call_and_a_broken_one_silence(scripted: Scripted) -> None:
+    """1.3: text and a call in one turn is a USER_ERROR; arguments that are no JSON crash the simulation."""
+    user, _ = scripted("Let me see. " + called("look", x=1))
+    turn = user.reply(TALK, tools=TOOLS)
+    assert (turn.text, [c.name for c in turn.calls], turn.failed_guard) == ("", ["look"], "mixed_call")
+    user, _ = scripted("<tool_call>{broken")
+    turn = user.reply(TALK, tools=TOOLS)
+    assert (turn.text, turn.calls, turn.failed_guard) == (SILENCE, (), "tool_call")
+
+
+def test_a_call_is_not_repeated_before_the_agent_has_spoken(scripted: Scripted) -> None:
+    """Fault 26: such a user repeats its call until the harness gives up."""
+    wire = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"x": 1}'}}
+    rounds = [{"role": "assistant", "tool_calls": [wire]}, {"role": "tool", "tool_call_id": "c1", "content": "dark"}]
+    user, _ = scripted(called("look", x=1), called("look", x=2))
+    turn = user.reply([*TALK, *rounds], tools=TOOLS)
+    assert turn.rejected == {"repeated_call": 1} and turn.calls[0].arguments == {"x": 2}
+    user, _ = scripted(called("look", x=1))
+    assert user.reply([*TALK, *rounds], tools=TOOLS).text == SILENCE
+    later = [*TALK, *rounds, {"role": "assistant", "content": "It is dark."}, {"role": "user", "content": "Again!"}]
+    user, _ = scripted(called("look", x=1))
+    assert user.reply(later, tools=TOOLS).calls[0].arguments == {"x": 1}
+
+
+def test_tools_without_guards_are_not_streamed_as_text(scripted: Scripted) -> None:
+    user, _ = scripted(called("wait"), guards=())
+    assert list(user.stream(TALK, tools=TOOLS)) == []
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

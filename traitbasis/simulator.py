@@ -212,9 +212,9 @@ class UserSimulator:
 
         user: whose turn it is. choice: which of several replies to one request and seed this is. positions:
         ``generated`` keeps the past clean, ``all`` steers the prompt too, as the paper's plain form. tools,
-        tool_choice: in OpenAI's form, the user's own tools; the turn is then text or a call. response_format: in OpenAI's
-        form; ``json_object`` and ``json_schema`` get JSON of that schema. sampling: fields of ``Sampling`` that differ from
-        the user's and the simulator's.
+        tool_choice: in OpenAI's form, the user's own tools; the turn is then text or a call. response_format: in
+        OpenAI's form; ``json_object`` and ``json_schema`` get JSON of that schema. sampling: fields of ``Sampling``
+        that differ from the user's and the simulator's.
         """
         known_tools = read_tools(tools, tool_choice)
         schema, structured = _schema(response_format)
@@ -234,7 +234,7 @@ class UserSimulator:
         more = [tools, tool_choice] if known_tools else [response_format] if structured else []
         seed = self._seed(seed, trial, [intensities, spoken, drawn, positions, *more])
         as_: As = self.as_ if plain is None and not known_tools else "assistant"
-        turns, prompt_ids, dropped = self._fit(turns, as_, known_tools, drawn.max_tokens, user)
+        prompt_ids, dropped = self._fit(turns, as_, known_tools, drawn.max_tokens, user)
         stop_ids = self.lm.stop_ids(as_)
         guide: Callable[[], Guide] | None = None
         shown, reader = frozenset[int](), None
@@ -335,8 +335,8 @@ class UserSimulator:
 
     def _fit(
         self, turns: list[Turn], as_: As, tools: Tools | None, max_tokens: int, user: ServedUser
-    ) -> tuple[list[Turn], tuple[int, ...], dict[str, int]]:
-        """The conversation that fits the context, its prompt, and how many turns were left out, by speaker.
+    ) -> tuple[tuple[int, ...], dict[str, int]]:
+        """The prompt of as much of the conversation as fits the context, and how many turns were left out, by speaker.
 
         The system text and the last turn stay. The agent's turns go first, oldest first: what the customer has said
         itself it must not contradict. Raises nothing when it cannot be made to fit: the engine says by how much.
@@ -349,21 +349,20 @@ class UserSimulator:
         ids = prompt(turns)
         limit = self.engine.stats().max_context
         if limit is None or user.context == "refuse":
-            return turns, ids, {}
+            return ids, {}
         room = min(max_tokens, limit // _REPLY_SHARE)
         if len(ids) + room <= limit:
-            return turns, ids, {}
+            return ids, {}
         order = _droppable(turns)
 
-        def without(count: int) -> tuple[list[Turn], tuple[int, ...]]:
+        def without(count: int) -> tuple[int, ...]:
             gone = {i for group in order[:count] for i in group}
-            left = _joined(turn for i, turn in enumerate(turns) if i not in gone)
-            return left, prompt(left)
+            return prompt(_joined(turn for i, turn in enumerate(turns) if i not in gone))
 
         counts = range(1, len(order))  # all of them, when fewer do not do
-        count = 1 + bisect_left(counts, True, key=lambda count: len(without(count)[1]) + room <= limit)
+        count = 1 + bisect_left(counts, True, key=lambda count: len(without(count)) + room <= limit)
         gone = Counter[str](turns[i].speaker for group in order[:count] for i in group)
-        return *without(count), dict(gone)
+        return without(count), dict(gone)
 
     def submit(self, prepared: PreparedTurn, listener: TurnListener) -> Ticket:
         """Generate a prepared turn; `listener` gets pieces of text and at last a UserTurn or a Failure.
