@@ -25,6 +25,7 @@ from traitbasis.engines.base import Guide, Request, Sampling, generate
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.errors import RequestError, ToolCallError
 from traitbasis.model import LanguageModel, prepare_model
+from traitbasis.toolcalls import HERMES
 from traitbasis.tools import (
     ParsedReply,
     Tools,
@@ -209,6 +210,13 @@ FAMILIES = {
 @every_template
 def test_the_template_tells_the_family(name: str) -> None:
     assert tool_format(tool_tokenizer(name)).syntax.family == FAMILIES[name]
+
+
+def test_bare_json_behind_a_tag_we_do_not_know_is_not_llamas() -> None:
+    tokenizer = tool_tokenizer("llama")
+    assert tool_format(tokenizer).syntax.between == '", "parameters": '
+    tokenizer.chat_template = tokenizer.chat_template.replace('{"name": "{{', 'Action: {"name": "{{')
+    assert tool_format(tokenizer).syntax is HERMES
 
 
 @every_template

@@ -429,12 +429,10 @@ def _left_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str
         if tool["function"]["name"] not in text:
             return str(tool["function"]["name"])
     for message in messages:
-        content = (
-            message["content"].rpartition(_THOUGHT_END)[2].strip()
-        )  # thoughts, where they are dropped, are no loss
+        content = message["content"].rpartition(_THOUGHT_END)[2].strip()  # no loss where thoughts are dropped
         quoted = json.dumps(content, ensure_ascii=False)[1:-1]  # as Llama writes a tool's result
         if content not in text and not (message["role"] == "tool" and quoted in text):
-            return content
+            return str(content)
         for call in message.get("tool_calls", ()):
             written = json.dumps(call["function"]["arguments"], ensure_ascii=False)
             if call["function"]["name"] not in text or "".join(written.split()) not in "".join(text.split()):
