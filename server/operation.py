@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -66,8 +67,18 @@ class Requests:
         finally:
             record.seconds = time.monotonic() - began
             if scope["path"] not in _PROBES or record.status != 200:
-                self._observer.answered(record, getattr(scope.get("route"), "path", "unmatched"))
+                self._observer.answered(record, _route(scope))
             current.reset(token)
+
+
+def _route(scope: Scope) -> str:
+    """The path's template. Not from the route itself, which in FastAPI may lack the prefix it was included under."""
+    if "route" not in scope:
+        return "unmatched"
+    path: str = scope["path"]
+    for name, value in scope["path_params"].items():
+        path = path.replace(f"/{value}", f"/{{{name}}}", 1)
+    return path
 
 
 def _request_id(headers: Headers) -> str:
@@ -116,7 +127,7 @@ class Server(uvicorn.Server):
     """Serves until SIGINT or SIGTERM; then takes no more, lets running turns finish, and returns.
 
     shutdown_seconds: how long they may take. Then `close_engine` ends them, each with an error that its client gets.
-    A second signal does not wait.
+    A second SIGINT does not wait.
     """
 
     def __init__(
@@ -129,6 +140,7 @@ class Server(uvicorn.Server):
                 port=port,
                 log_config=None,
                 access_log=False,
+                lifespan="off",
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=shutdown_seconds + _CUT_OFF_SECONDS,
             )
@@ -140,7 +152,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Not uvicorn's, which raises the signal again in the end: whoever waits for exit status 0 gets another."""
         self._readiness.stopping = True
-        self.force_exit = self.should_exit
+        self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
