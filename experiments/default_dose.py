@@ -34,6 +34,7 @@ from traitbasis.chat import Turn
 from traitbasis.engines.base import Failure
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.extract import extract
+from traitbasis.guards import GUARDS
 from traitbasis.metrics.damage import is_broken
 from traitbasis.metrics.fidelity import TraitProbe, auc, preference, score
 from traitbasis.metrics.realism import is_role_flip
@@ -41,6 +42,8 @@ from traitbasis.model import load_model
 from traitbasis.pairs import load_pairs
 from traitbasis.simulator import UserSimulator, UserTurn
 
+# Only what is unusable is drawn again: guards that choose among good turns would hide what a dose does.
+KEPT_OUT = tuple(guard for guard in GUARDS if guard.name in ("empty", "thought", "broken"))
 WIRE = {"system": "system", "agent": "user", "customer": "assistant"}
 
 
@@ -132,7 +135,7 @@ def main() -> None:
 
     conditions: list[str | None] = [None, *pair_sets, "random"]
     turns, scores, preferences = {}, {}, {}
-    with UserSimulator(lm, basis, engine=TransformersEngine(lm, max_batch=48)) as simulator:
+    with UserSimulator(lm, basis, engine=TransformersEngine(lm, max_batch=48), guards=KEPT_OUT) as simulator:
         for condition in track(conditions, "measuring"):
             drawn = draw(simulator, scenarios, arguments.seeds, condition, arguments.level)
             turns[condition] = drawn

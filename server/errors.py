@@ -6,6 +6,7 @@ What a client cannot mend by asking again is a 4xx, since 5xx makes harnesses re
 from __future__ import annotations
 
 import logging
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -25,6 +26,8 @@ from traitbasis.errors import (
     TraitBasisError,
     TraitSpecError,
 )
+
+from .schemas import ChatCompletionRequest, CompletionRequest
 
 logger = logging.getLogger("traitbasis.server")
 
@@ -57,6 +60,9 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": ErrorBody, "description": "The server failed, or is about to stop"},
 }
 
+PARAMS = frozenset({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields})
+_PARAM = re.compile(r"\w+")
+
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """An error as OpenAI's clients parse it."""
@@ -72,7 +78,9 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
         case TraitSpecError():
             return 400, error_body(text, kind, "traits", "invalid_traits")
         case RequestError():
-            return 400, error_body(text, kind, None, error.code)
+            named = _PARAM.match(text)  # messages begin with what they are about
+            param = named[0] if named and named[0] in PARAMS else None
+            return 400, error_body(text, kind, param, error.code)
         case ChatTemplateError():
             return 400, error_body(text, kind, "messages")
         case EngineBusyError():

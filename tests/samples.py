@@ -8,6 +8,7 @@ import torch
 import yaml
 
 from traitbasis.basis import Basis, build_basis
+from traitbasis.guards import GUARDS
 from traitbasis.model import LanguageModel
 from traitbasis.pairs import Pair, PairSet
 from traitbasis.trait_vector import Provenance, TraitVector
@@ -120,3 +121,7 @@ def random_basis(lm: LanguageModel, *traits: str, dose: float = 2.0) -> Basis:
         for i, trait in enumerate(traits)
     ]
     return build_basis(vectors, dose=dose)
+
+
+# The others find much to reject in a random model's noise.
+MILD_GUARDS = tuple(guard for guard in GUARDS if guard.name in ("empty", "thought"))

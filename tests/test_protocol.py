@@ -15,14 +15,13 @@ import httpx
 import jsonschema
 import pytest
 import torch
-from samples import random_basis
+from samples import MILD_GUARDS, random_basis
 from serving import serving
 from tiny import tiny_model
 from traitbasis.server import create_app
 
 from traitbasis.engines.base import Sampling
 from traitbasis.errors import UsersError
-from traitbasis.guards import GUARDS
 from traitbasis.model import LanguageModel
 from traitbasis.simulator import UserSimulator
 from traitbasis.users import ServedUser
@@ -59,8 +58,7 @@ def lm() -> LanguageModel:
 @pytest.fixture(scope="module")
 def simulator(lm: LanguageModel) -> Iterator[UserSimulator]:
     basis = random_basis(lm, "impatience", "skeptical")
-    some = [guard for guard in GUARDS if guard.name == "empty"]  # others reject noise
-    with UserSimulator(lm, basis, sampling=Sampling(max_tokens=12), guards=some) as simulator:
+    with UserSimulator(lm, basis, sampling=Sampling(max_tokens=12), guards=MILD_GUARDS) as simulator:
         yield simulator
 
 
@@ -216,6 +214,13 @@ def test_requested_json_is_the_plain_models(client: httpx.Client) -> None:
     body["response_format"] = json_format(INPUT)
     plain, steered = (good(ask(client, traits=traits, **body)) for traits in ({}, "impatience-2+skeptical-2"))
     assert steered["traitbasis"]["dose"] > 0 and plain["choices"] != steered["choices"]
+
+
+def test_stop_strings_do_not_cut_what_must_be_whole(client: httpx.Client) -> None:
+    body = good(ask(client, response_format=json_format(INPUT), stop=["}", '"'], seed=1))
+    jsonschema.validate(json.loads(body["choices"][0]["message"]["content"]), INPUT)
+    body = good(ask(client, tools=TOOLS, tool_choice="required", stop=["}", '"'], seed=1))
+    assert json.loads(body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]) is not None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from samples import sample_set
+from samples import MILD_GUARDS, sample_set
 from tiny import tiny_model
 
 from traitbasis.basis import DEFAULT_DOSE, Basis, build_basis
@@ -38,7 +38,7 @@ def basis(lm: LanguageModel) -> Basis:
 
 @pytest.fixture(scope="module")
 def user(lm: LanguageModel, basis: Basis) -> Iterator[UserSimulator]:
-    with UserSimulator(lm, basis, engine=TransformersEngine(lm, max_batch=5)) as simulator:
+    with UserSimulator(lm, basis, engine=TransformersEngine(lm, max_batch=5), guards=MILD_GUARDS) as simulator:
         yield simulator
 
 

@@ -18,7 +18,7 @@ import torch
 from openai.types.chat import ChatCompletion
 from prometheus_client.parser import text_string_to_metric_families
 from reference import END, NEAR_TIE, Gate, greedy
-from samples import random_basis
+from samples import MILD_GUARDS, random_basis
 from serving import serving
 from tiny import SPECIALS, tiny_model
 from torch import Tensor
@@ -39,7 +39,7 @@ MESSAGES = [
 def simulator() -> Iterator[UserSimulator]:
     lm = tiny_model()
     basis = random_basis(lm, "impatience", "skeptical")
-    with UserSimulator(lm, basis, sampling=Sampling(max_tokens=12)) as simulator:
+    with UserSimulator(lm, basis, sampling=Sampling(max_tokens=12), guards=MILD_GUARDS) as simulator:
         yield simulator
 
 
@@ -135,34 +135,34 @@ def test_traits_in_the_body_win_over_the_model_name(client: httpx.Client) -> Non
         ({"traits": {"impatience": 1e300}}, 400, "traits", ["impatience", "1000"]),
         ({"traits": {"impatience": -50}}, 400, "traits", ["impatience--50", "100 times"]),
         ({"model": "gpt-4o"}, 404, "model", ["gpt-4o", "steered-user"]),
-        ({"messages": []}, 400, None, ["messages"]),
+        ({"messages": []}, 400, "messages", ["messages"]),
         ({"messages": "hello"}, 400, "messages", ["list"]),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, 400, None, ["wizard", "assistant"]),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, ["image_url"]),
-        ({"temperature": -1}, 400, None, ["temperature", "-1"]),
-        ({"top_p": 0}, 400, None, ["top_p"]),
-        ({"max_tokens": 0}, 400, None, ["max_tokens"]),
-        ({"n": 17}, 400, None, ["n is 17", "16"]),
-        ({"n": 0}, 400, None, ["n is 0", "16"]),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages", ["wizard", "assistant"]),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages", ["image_url"]),
+        ({"temperature": -1}, 400, "temperature", ["temperature", "-1"]),
+        ({"top_p": 0}, 400, "top_p", ["top_p"]),
+        ({"max_tokens": 0}, 400, "max_tokens", ["max_tokens"]),
+        ({"n": 17}, 400, "n", ["n is 17", "16"]),
+        ({"n": 0}, 400, "n", ["n is 0", "16"]),
         ({"n": "many"}, 400, "n", ["n", "integer"]),
-        ({"top_k": -1}, 400, None, ["top_k", "-1"]),
-        ({"min_p": 1.5}, 400, None, ["min_p", "1.5"]),
-        ({"repetition_penalty": 0}, 400, None, ["repetition_penalty", "0"]),
-        ({"presence_penalty": 101}, 400, None, ["presence_penalty", "101", "100"]),
-        ({"frequency_penalty": -101}, 400, None, ["frequency_penalty", "-101", "100"]),
-        ({"logit_bias": {"5": 101}}, 400, None, ["logit_bias", "token 5", "101", "100"]),
-        ({"logit_bias": {"-1": 1}}, 400, None, ["logit_bias", "-1"]),
+        ({"top_k": -1}, 400, "top_k", ["top_k", "-1"]),
+        ({"min_p": 1.5}, 400, "min_p", ["min_p", "1.5"]),
+        ({"repetition_penalty": 0}, 400, "repetition_penalty", ["repetition_penalty", "0"]),
+        ({"presence_penalty": 101}, 400, "presence_penalty", ["presence_penalty", "101", "100"]),
+        ({"frequency_penalty": -101}, 400, "frequency_penalty", ["frequency_penalty", "-101", "100"]),
+        ({"logit_bias": {"5": 101}}, 400, "logit_bias", ["logit_bias", "token 5", "101", "100"]),
+        ({"logit_bias": {"-1": 1}}, 400, "logit_bias", ["logit_bias", "-1"]),
         ({"logit_bias": {"270": 1, "99999": 1}}, 400, None, ["99999", "271"]),
         ({"logit_bias": {"hello": 1}}, 400, "logit_bias", ["hello", "integer"]),
         ({"logit_bias": {"5": None}}, 400, "logit_bias", ["5", "number"]),
         ({"logprobs": "some"}, 400, "logprobs", ["boolean"]),
-        ({"logprobs": True, "top_logprobs": 101}, 400, None, ["top_logprobs", "101", "20"]),
-        ({"logprobs": True, "top_logprobs": -1}, 400, None, ["top_logprobs", "-1"]),
-        ({"stop": ""}, 400, None, ["stop"]),
-        ({"response_format": {"type": "xml"}}, 400, None, ["xml", "json_schema"]),
-        ({"response_format": {"type": "json_schema"}}, 400, None, ["json_schema", "schema"]),
+        ({"logprobs": True, "top_logprobs": 101}, 400, "top_logprobs", ["top_logprobs", "101", "20"]),
+        ({"logprobs": True, "top_logprobs": -1}, 400, "top_logprobs", ["top_logprobs", "-1"]),
+        ({"stop": ""}, 400, "stop", ["stop"]),
+        ({"response_format": {"type": "xml"}}, 400, "response_format", ["xml", "json_schema"]),
+        ({"response_format": {"type": "json_schema"}}, 400, "response_format", ["json_schema", "schema"]),
         ({"tools": [{"type": "function", "function": {"name": "x"}}], "response_format": {"type": "json_object"}}, 400,
-         None, ["tools", "response_format"]),
+         "tools", ["tools", "response_format"]),
     ],
 )  # fmt: skip
 def test_bad_requests_get_openai_errors_that_name_the_value(
@@ -348,7 +348,7 @@ def test_a_queue_that_fills_up_between_choices_refuses_them_all(stream: bool) ->
     """1.5.7, contract 6: 429, and what was queued already is cancelled before it costs a token."""
     lm = tiny_model()
     engine = TransformersEngine(lm, max_batch=1, max_queue=4)
-    with UserSimulator(lm, random_basis(lm, "impatience"), engine=engine) as simulator:
+    with UserSimulator(lm, random_basis(lm, "impatience"), engine=engine, guards=MILD_GUARDS) as simulator:
         with serving(create_app(simulator)) as url, httpx.Client(base_url=url, timeout=30) as client:
             with Gate(engine):
                 others = [engine.submit(greedy((5, 6)), lambda event: None) for _ in range(2)]

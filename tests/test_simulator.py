@@ -237,7 +237,7 @@ def test_a_call_is_a_turn_without_text_and_its_id_follows_from_the_seed(scripted
     user, _ = scripted(called("look", x=1))
     turn, again, other = (user.reply(TALK, tools=TOOLS, seed=seed) for seed in (1, 1, 2))
     assert turn.text == "" and [(c.name, c.arguments) for c in turn.calls] == [("look", {"x": 1})]
-    assert turn.failed_guard is None and turn.rejected == {} and turn.as_ == "assistant"
+    assert turn.failed_guard is None and turn.rejected == {} and turn.as_ == "user"
     assert turn.calls == again.calls and turn.calls[0].id != other.calls[0].id
 
 

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from traitbasis.basis import Basis, find_basis
-from traitbasis.chat import As, Turn, check_choice, read_messages, render_prompt, tokenize
+from traitbasis.chat import As, Turn, check_choice, read_messages, render_prompt, reply_header, tokenize
 from traitbasis.engines.base import (
     Collector,
     Engine,
@@ -229,11 +229,15 @@ class UserSimulator:
         drawn = _changed(_changed(self.sampling, user.sampling), sampling)
         if plain is None:
             turns = _instructed(turns, user)
-        spoken = [[turn.speaker, turn.text, *([asdict(call) for call in turn.calls])] for turn in turns]
+        spoken = [[turn.speaker, turn.text, *([call.name, call.arguments] for call in turn.calls)] for turn in turns]
         check_choice("positions", positions, Positions)
         more = [tools, tool_choice] if known_tools else [response_format] if structured else []
         seed = self._seed(seed, trial, [intensities, spoken, drawn, positions, *more])
-        as_: As = self.as_ if plain is None and not known_tools else "assistant"
+        if structured or (known_tools and known_tools.must_call):
+            drawn = replace(drawn, stop=())  # which would cut it in the middle; it ends by itself
+        as_: As = "assistant"
+        if plain is None:
+            as_ = reply_header(self.lm.tokenizer, self.as_, known_tools.declared) if known_tools else self.as_
         prompt_ids, dropped = self._fit(turns, as_, known_tools, drawn.max_tokens, user)
         stop_ids = self.lm.stop_ids(as_)
         guide: Callable[[], Guide] | None = None
