@@ -33,6 +33,8 @@ _END = "<|traitbasis: the reply may end here|>"
 _COMPACT = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 # Without forcing, fixed text is spelled by any tokens that give it; forced, it may become a special token.
 _HEAD = '%llguidance {"no_forcing": true}\n'
+# Room for thousands of optional properties; and verbose errors would quote the reply.
+_LIMITS = LLParserLimits(max_items_in_row=20_000, step_max_items=200_000, verbose_errors=False)
 _UNKNOWN_FORMAT = "Unknown format: "
 
 
@@ -84,6 +86,10 @@ class Grammar:
         self.shown_ids = frozenset(int(token) for token in re.findall(r"<\[(\d+)\]>", source)) & vocabulary.special
         self._source = source
         self.renew()
+        first = self.matcher()
+        first.compute_bitmask()
+        if first.is_error():  # nothing can come first, as with {"$ref": "#"}
+            raise RequestError("the JSON schema cannot be used: nothing satisfies it")
 
     def guide(self, stop_ids: Collection[int] = (), *, silent: bool = True) -> Guide:
         """A guide for one generation. It ends by itself; where more could follow but need not (a bare number), the
@@ -97,8 +103,7 @@ class Grammar:
 
     def renew(self) -> None:
         """Forget what the shared lexer has learned: it is bounded, and full it fails for everybody."""
-        limits = LLParserLimits(verbose_errors=False)  # else errors quote the reply
-        compiled = LLMatcher(self.vocabulary.tokens, self._source, log_level=0, limits=limits)
+        compiled = LLMatcher(self.vocabulary.tokens, self._source, log_level=0, limits=_LIMITS)
         if compiled.is_error():
             raise RequestError(f"the JSON schema cannot be used: {_reason(compiled)}")
         self._compiled = compiled
@@ -267,4 +272,6 @@ def _without_format(schema: Any, name: str) -> Any:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    return str(matcher.get_error()).partition("\n<")[0]
+    """The error without where in our source it was found, and without what it quotes of it."""
+    lines = re.sub(r"\Aat \d+\(\d+\): (failed to compile JSON schema: )?", "", str(matcher.get_error())).splitlines()
+    return " ".join(line.strip() for line in lines if not re.match(r"\s*(\d+ \||\^+\s*\Z|<)", line))
