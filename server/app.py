@@ -20,7 +20,7 @@ from .operation import Readiness, Requests
 
 _TAGS = [
     {"name": "OpenAI", "description": "The simulated user is `assistant`, the agent under test is `user`."},
-    {"name": "τ-trait", "description": "What the τ-trait package and its relatives send."},
+    {"name": "other harnesses", "description": "What τ-trait, Collinear's SDK and promptfoo send."},
     {"name": "operation", "description": "Probes and metrics."},
 ]
 

@@ -36,6 +36,10 @@ class UnknownModelError(TraitBasisError):
     """The request names a model that is not served here."""
 
 
+class UnknownTraitError(TraitBasisError):
+    """What ``TraitSpecError`` is, for a client that knows it by status 422 and by no other."""
+
+
 class ErrorDetail(BaseModel):
     message: str
     type: str
@@ -75,6 +79,8 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
     match error:
         case UnknownModelError():
             return 404, error_body(text, kind, "model", "model_not_found")
+        case UnknownTraitError():
+            return 422, error_body(text, kind, "trait_dict", "invalid_traits")
         case TraitSpecError():
             return 400, error_body(text, kind, "traits", "invalid_traits")
         case RequestError():

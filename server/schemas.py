@@ -150,3 +150,17 @@ class TraitList(BaseModel):
     """Answer of ``/traits``."""
 
     traits: list[str]
+
+
+class PromptfooRequest(Steerable):
+    """Body of ``POST /promptfoo``: the instruction, and the conversation without it."""
+
+    instructions: str | None = None
+    history: list[dict[str, Any]] | None = None
+
+
+class PromptfooResponse(BaseModel):
+    """Answer of ``/promptfoo``."""
+
+    result: str
+    tokenUsage: dict[str, int]  # noqa: N815 - its name on the wire

@@ -1,6 +1,6 @@
-"""τ-trait's steering endpoints and those of Collinear's SDK, so that both run against this server with another URL.
+"""Protocols of harnesses that do not speak OpenAI's to their user: τ-trait, Collinear's SDK, promptfoo.
 
-In their messages, too, the simulated user is ``assistant``. ``system_prompt`` and unknown fields are ignored.
+In their messages, too, the simulated user is ``assistant``. Unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -9,26 +9,38 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
 
-from traitbasis.errors import RequestError
-from traitbasis.simulator import DEFAULT_INSTRUCTION, PreparedTurn, UserSimulator
+from traitbasis.errors import RequestError, TraitSpecError
+from traitbasis.prompts import GREETING
+from traitbasis.simulator import DEFAULT_INSTRUCTION, PreparedTurn, UserSimulator, UserTurn
 from traitbasis.users import describe_persona
 
-from . import turns
+from . import errors, turns
 from .channels import Directory
+from .errors import UnknownTraitError
 from .replies import Replies
-from .schemas import SteerBatchResponse, SteerRequest, SteerResponse, TraitList
+from .schemas import (
+    PromptfooRequest,
+    PromptfooResponse,
+    Steerable,
+    SteerBatchResponse,
+    SteerRequest,
+    SteerResponse,
+    TraitList,
+)
 
 MAX_BATCH = 64
-# What opens a conversation in which nobody has spoken: the SDK's first turn has no messages.
-_GREETING = {"role": "user", "content": "Hi! How can I help you today?"}
+_WHO = set(Steerable.model_fields)
+# What opens a conversation in which nobody has spoken.
+_GREETING = {"role": "user", "content": GREETING}
 
 
 def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
-    """Routes ``/steer_tau`` (package 0.1.1), ``/steer_bare`` (its repository), ``/steer_batch`` and ``/traits``."""
-    routes = APIRouter(tags=["τ-trait"])
+    """Routes ``/steer_tau`` (τ-trait 0.1.1), ``/steer_bare`` (its repository), ``/steer_batch`` and ``/traits`` (the
+    SDK), ``/promptfoo``."""
+    routes = APIRouter(tags=["other harnesses"])
     replies = Replies(simulator)
 
-    async def steered(entries: list[SteerRequest], request: Request) -> list[str]:
+    async def steered(entries: list[SteerRequest], request: Request) -> list[UserTurn]:
         state = request.app.state
         for entry in entries:
             state.limits.check_messages(entry.messages)
@@ -48,7 +60,7 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
             ]
 
         running = await turns.start(simulator, state.observer, prepare)
-        return [turn.text for turn in await running.turns(request)]
+        return await running.turns(request)
 
     @routes.post("/steer_tau")
     @routes.post("/steer_bare")
@@ -56,10 +68,10 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
         """One user turn."""
         if not body.messages:
             raise RequestError("messages is empty")
-        (text,) = await steered([body], request)
-        return SteerResponse(response=text)
+        (turn,) = await steered([body], request)
+        return SteerResponse(response=turn.text)
 
-    @routes.post("/steer_batch")
+    @routes.post("/steer_batch", responses={422: errors.RESPONSES[400]})
     async def steer_batch(
         body: Annotated[list[SteerRequest], Body(description="one entry a conversation")], request: Request
     ) -> SteerBatchResponse:
@@ -67,7 +79,21 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
         most = min(MAX_BATCH, simulator.engine.stats().max_queue)
         if len(body) > most:
             raise RequestError(f"the batch has {len(body)} entries; at most {most} are taken")
-        return SteerBatchResponse(responses=await steered(body, request) if body else [])
+        try:
+            return SteerBatchResponse(responses=[turn.text for turn in await steered(body, request)] if body else [])
+        except TraitSpecError as error:
+            raise UnknownTraitError(str(error)) from error
+
+    @routes.post("/promptfoo")
+    @routes.post("/u/{spec}/promptfoo")
+    async def promptfoo(body: PromptfooRequest, request: Request) -> PromptfooResponse:
+        """A user turn for promptfoo's ``simulated-user``, under PROMPTFOO_REMOTE_GENERATION_URL."""
+        instruction = [{"role": "system", "content": body.instructions}] if body.instructions else []
+        entry = SteerRequest(messages=[*instruction, *(body.history or [_GREETING])], **body.model_dump(include=_WHO))
+        (turn,) = await steered([entry], request)
+        prompt, completion = turn.prompt_tokens, turn.completion_tokens
+        used = {"total": prompt + completion, "prompt": prompt, "completion": completion}
+        return PromptfooResponse(result=turn.text, tokenUsage=used)
 
     @routes.get("/traits")
     async def traits() -> TraitList:

@@ -216,6 +216,42 @@ def test_requested_json_is_the_plain_models(client: httpx.Client) -> None:
     assert steered["traitbasis"]["dose"] > 0 and plain["choices"] != steered["choices"]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "keys", "turn"),
+    [
+        ("\n    Pretend you are a user of an LLM app. Your task is to generate the next", {"simulated_input"}, True),
+        ("You are a Conversation Completion Checker.\nYour task is", {"is_complete", "reason"}, False),
+        ("You are routing a simulated conversation. The assistant just said:", {"index", "reason"}, False),
+    ],
+)
+def test_deepevals_prompts_get_the_json_they_ask_for_in_words(
+    client: httpx.Client, prompt: str, keys: set[str], turn: bool
+) -> None:
+    """It sends no response_format, and gives up at the first answer that does not parse."""
+    for content in (prompt, [{"type": "text", "text": prompt}]):
+        asked = {"messages": [{"role": "user", "content": content}], "model": "steered-user@impatience-high"}
+        body = good(ask(client, **asked, temperature=0))
+        assert json.loads(body["choices"][0]["message"]["content"]).keys() == keys
+        assert bool(body["traitbasis"]["dose"]) == turn and body["traitbasis"]["plain"]
+
+
+@pytest.mark.parametrize(
+    "direction",
+    [
+        "Generate an initial query to start a conversation based on your instructions. Do not respond with other text.",
+        "Begin the interaction. Remember you are the customer, and you are interacting with an agent.",
+    ],
+)
+def test_a_stage_direction_is_read_as_the_agents_greeting(
+    direction: str, simulator: UserSimulator, lm: LanguageModel
+) -> None:
+    said = {"role": "user", "content": direction}
+    prompt = simulator.prepare([SYSTEM, said]).request.prompt_ids
+    assert prompt == simulator.prepare(MESSAGES).request.prompt_ids
+    later = [*MESSAGES, {"role": "assistant", "content": "A refund."}, said]
+    assert direction in lm.tokenizer.decode(simulator.prepare(later).request.prompt_ids), "the agent's own words by now"
+
+
 def test_stop_strings_do_not_cut_what_must_be_whole(client: httpx.Client) -> None:
     body = good(ask(client, response_format=json_format(INPUT), stop=["}", '"'], seed=1))
     jsonschema.validate(json.loads(body["choices"][0]["message"]["content"]), INPUT)
@@ -228,6 +264,14 @@ def test_stop_strings_do_not_cut_what_must_be_whole(client: httpx.Client) -> Non
     [
         [{"role": "user", "content": "You are a supervisor of the Agent in the conversation. Is it satisfactory?"}],
         [{"role": "user", "content": "You are a Conversation Completion Checker.\nIs it complete?"}],
+        [{"role": "user", "content": "\n<role>\nYou are an LLM as a judge watching a simulated conversation"}],
+        [
+            {
+                "role": "user",
+                "content": "Here is the context of this interaction:\nA\n"
+                "Now evaluate how well participants achieve their goals.",
+            }
+        ],
         [{"role": "system", "content": "  You are a supervisor of the Agent in the conversation."}, MESSAGES[1]],
     ],
 )
@@ -494,9 +538,21 @@ def test_every_form_of_a_level_is_understood(client: httpx.Client, level: Any) -
 
 
 def test_an_unknown_trait_in_a_batch_is_a_4xx_that_names_it(client: httpx.Client) -> None:
-    entries = [{"trait_dict": {"greed": 1}, "messages": MESSAGES}]
-    response = client.post("/steer_batch", json=entries)
-    assert response.status_code == 400 and "greed" in response.text
+    """422 by contract: the SDK then asks for /traits and goes on without; at any other status it gives up."""
+    entry = {"trait_dict": {"greed": 1}, "messages": MESSAGES}
+    for path, body, status in (("/steer_batch", [entry], 422), ("/steer_bare", entry, 400)):
+        response = client.post(path, json=body)
+        assert response.status_code == status and "greed" in response.json()["error"]["message"]
+
+
+def test_promptfoo_gets_turns_of_its_instructions(client: httpx.Client, simulator: UserSimulator) -> None:
+    body = {"task": "tau", "instructions": SYSTEM["content"], "history": [], "email": None, "version": "0.120.27"}
+    for path in ("/promptfoo", "/u/impatience-high/promptfoo"):
+        found = good(client.post(path, json=body))
+        assert found["result"].strip() and found["tokenUsage"]["total"] > 0
+    steered = good(client.post("/u/impatience-high/promptfoo", json={**body, "history": MESSAGES[1:]}))
+    same = good(ask(client, traits="impatience-high"))
+    assert steered["result"] == same["choices"][0]["message"]["content"], "an empty history is the greeting"
 
 
 # --- together (contract 9) --------------------------------------------------------------------------------------------

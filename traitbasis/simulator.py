@@ -43,8 +43,8 @@ from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.errors import EngineError, RequestError, ToolCallError, TraitSpecError
 from traitbasis.grammar import json_grammar
 from traitbasis.guards import GUARDS, Conversation, Guard, failed_guard, named_stop_tokens
-from traitbasis.judges import is_turn_schema, judge_prompt
 from traitbasis.model import LanguageModel, load_model
+from traitbasis.prompts import asked_json, is_turn_schema, judge_prompt, without_directions
 from traitbasis.spec import Traits, format_traits
 from traitbasis.toolcalls import ToolCall
 from traitbasis.tools import ParsedReply, Tools, name_calls, read_tools, tool_format
@@ -220,9 +220,11 @@ class UserSimulator:
         schema, structured = _schema(response_format)
         if known_tools and structured:
             raise RequestError("tools and a JSON response_format cannot be had in one request; leave one out")
-        turns = read_messages(messages, tools=known_tools is not None)
+        turns = without_directions(read_messages(messages, tools=known_tools is not None))
         judge = judge_prompt(turns)
         plain = f"judge prompt of {judge}" if judge else "response_format" if structured else None
+        if not structured and not known_tools and (schema := asked_json(turns)):
+            structured, plain = True, plain or "JSON asked for in the prompt"
         asked = user.traits if traits is None else traits
         intensities = self.basis.parse({} if judge or (structured and not is_turn_schema(schema)) else asked)
         self.basis.parse(asked)  # a misspelt trait is told even where it is not used
