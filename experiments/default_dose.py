@@ -40,7 +40,8 @@ from traitbasis.metrics.fidelity import TraitProbe, auc, preference, score
 from traitbasis.metrics.realism import is_role_flip
 from traitbasis.model import load_model
 from traitbasis.pairs import load_pairs
-from traitbasis.simulator import UserSimulator, UserTurn
+from traitbasis.simulator import UserSimulator
+from traitbasis.tries import UserTurn
 
 # Only what is unusable is drawn again: guards that choose among good turns would hide what a dose does.
 KEPT_OUT = tuple(guard for guard in GUARDS if guard.name in ("empty", "thought", "broken"))

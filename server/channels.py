@@ -16,9 +16,9 @@ from typing import Any
 from fastapi import Request
 
 from traitbasis.errors import TraitSpecError
-from traitbasis.simulator import DEFAULT_USER, UserSimulator
+from traitbasis.simulator import UserSimulator
 from traitbasis.spec import Traits
-from traitbasis.users import ServedUser, check_users
+from traitbasis.users import DEFAULT_USER, ServedUser, check_users
 
 from .errors import UnknownModelError
 from .schemas import Steerable

@@ -13,7 +13,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from traitbasis.engines.base import TokenLogprob
 from traitbasis.errors import RequestError
-from traitbasis.simulator import PreparedTurn, UserSimulator, UserTurn
+from traitbasis.simulator import UserSimulator
+from traitbasis.tries import PreparedTurn, UserTurn
 
 from . import turns
 from .channels import Directory

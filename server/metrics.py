@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from traitbasis.engines.base import Engine, Failure
-from traitbasis.simulator import TurnListener, UserTurn
 from traitbasis.spec import format_traits
+from traitbasis.tries import TurnListener, UserTurn
 
 from .logs import RequestRecord, current
 

@@ -11,9 +11,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from traitbasis.errors import RequestError
-from traitbasis.simulator import PreparedTurn, UserSimulator, UserTurn
+from traitbasis.simulator import UserSimulator
 from traitbasis.spec import format_traits
 from traitbasis.tools import tools_from_functions, wire_call
+from traitbasis.tries import PreparedTurn, UserTurn
 
 from . import turns
 from .channels import Directory

@@ -11,8 +11,9 @@ from typing import Any
 
 from traitbasis.engines.base import TokenLogprob
 from traitbasis.errors import RequestError
-from traitbasis.simulator import UserSimulator, UserTurn
+from traitbasis.simulator import UserSimulator
 from traitbasis.spec import format_traits
+from traitbasis.tries import UserTurn
 from traitbasis.users import ServedUser
 
 from .limits import Limits

@@ -11,7 +11,8 @@ from fastapi import APIRouter, Body, Request
 
 from traitbasis.errors import RequestError, TraitSpecError
 from traitbasis.prompts import GREETING
-from traitbasis.simulator import DEFAULT_INSTRUCTION, PreparedTurn, UserSimulator, UserTurn
+from traitbasis.simulator import DEFAULT_INSTRUCTION, UserSimulator
+from traitbasis.tries import PreparedTurn, UserTurn
 from traitbasis.users import describe_persona
 
 from . import errors, turns

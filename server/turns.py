@@ -10,7 +10,8 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from traitbasis.engines.base import Failure, Ticket
-from traitbasis.simulator import PreparedTurn, UserSimulator, UserTurn
+from traitbasis.simulator import UserSimulator
+from traitbasis.tries import PreparedTurn, UserTurn
 
 from .metrics import Observer
 

@@ -45,7 +45,8 @@ from traitbasis.engines.base import EngineStats, Sampling
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.errors import TraitBasisError
 from traitbasis.model import LanguageModel
-from traitbasis.simulator import PreparedTurn, UserSimulator
+from traitbasis.simulator import UserSimulator
+from traitbasis.tries import PreparedTurn
 
 SECRET = "Zanzibar"
 MESSAGES = [

@@ -18,7 +18,8 @@ from traitbasis.basis import DEFAULT_DOSE, Basis, build_basis
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.extract import extract
 from traitbasis.model import LanguageModel
-from traitbasis.simulator import UserSimulator, UserTurn
+from traitbasis.simulator import UserSimulator
+from traitbasis.tries import UserTurn
 
 TALK = [{"role": "system", "content": "You want a refund."}, {"role": "user", "content": "How can I help?"}]
 LONGER = [*TALK, {"role": "assistant", "content": "Refund."}, {"role": "user", "content": "Which order do you mean?"}]

@@ -23,7 +23,8 @@ from traitbasis.errors import EngineBusyError, EngineError, RequestError
 from traitbasis.extract import extract
 from traitbasis.guards import GUARDS, Conversation, Guard
 from traitbasis.model import LanguageModel
-from traitbasis.simulator import MAX_TRIES, SILENCE, UserSimulator, UserTurn
+from traitbasis.simulator import UserSimulator
+from traitbasis.tries import MAX_TRIES, SILENCE, UserTurn
 from traitbasis.users import ServedUser
 
 TALK = [{"role": "system", "content": "You want a refund."}, {"role": "user", "content": "How can I help?"}]

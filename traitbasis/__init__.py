@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from traitbasis.hooks import record, steer
     from traitbasis.model import LanguageModel, load_model
     from traitbasis.pairs import PairSet, known_traits, load_pairs
-    from traitbasis.simulator import UserSimulator, UserTurn
+    from traitbasis.simulator import UserSimulator
     from traitbasis.trait_vector import TraitVector
+    from traitbasis.tries import UserTurn
 
 __version__ = "0.1.0"
 
@@ -38,7 +39,7 @@ _HOMES = {
     "known_traits": "pairs",
     "load_pairs": "pairs",
     "UserSimulator": "simulator",
-    "UserTurn": "simulator",
+    "UserTurn": "tries",
     "TraitVector": "trait_vector",
 }
 __all__ = [

@@ -16,8 +16,9 @@ from traitbasis.errors import ArtifactError
 from traitbasis.extract import extract
 from traitbasis.model import LanguageModel
 from traitbasis.pairs import PairSet, known_traits, load_pairs, pair_set_hash
-from traitbasis.simulator import UserSimulator, UserTurn
+from traitbasis.simulator import UserSimulator
 from traitbasis.trait_vector import TraitVector
+from traitbasis.tries import UserTurn
 
 INSTRUCTION = (
     "You are a customer of Brightline, an online shop. You ordered a blue desk lamp, order #W4417, nine days ago "

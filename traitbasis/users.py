@@ -85,6 +85,9 @@ class ServedUser(BaseModel):
         return describe_persona(self.persona)
 
 
+DEFAULT_USER = ServedUser(name="steered-user")
+
+
 def describe_persona(attributes: Mapping[str, Any]) -> str:
     """Attributes as text for an instruction: ``About you: age 34; occupation nurse.``"""
     told = [f"{name.replace('_', ' ')} {value}" for name, value in attributes.items() if str(value).strip()]

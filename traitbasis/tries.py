@@ -1,0 +1,279 @@
+"""One user turn: what is asked of the engine, the tries it takes until the guards accept one, and what comes out.
+
+A rejected generation is thrown away and another one drawn (contract 8). When tries run out the candidate that fails the
+mildest guard goes out, marked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from traitbasis.chat import As
+from traitbasis.engines.base import (
+    Collector,
+    Engine,
+    Event,
+    Failure,
+    Finish,
+    Generation,
+    Positions,
+    Request,
+    Sampling,
+    Ticket,
+    TokenLogprob,
+)
+from traitbasis.errors import EngineError, ToolCallError
+from traitbasis.guards import Conversation, Guard, failed_guard
+from traitbasis.toolcalls import ToolCall
+from traitbasis.tools import ParsedReply, name_calls
+from traitbasis.users import DEFAULT_USER
+
+# What goes out, marked, when every try was rejected and none may be sent: a user who says nothing, never an empty text.
+SILENCE = "..."
+MAX_TRIES = 4
+_RETRY_TEMPERATURE = 0.7  # a rejected greedy turn would only be drawn again
+
+
+@dataclass(frozen=True)
+class UserTurn:
+    """One message of the simulated user, and what made it (contract 11).
+
+    text: empty when the turn is tool calls. calls: the user's tool calls; a turn is text or calls, never both.
+    user: name of the served user. intensities: what was asked for, off traits left out. dose: of the composed addition.
+    seed: with it the same request gets this turn again. sampling: as this text was drawn; after a rejection a greedy
+    draw gets a temperature. tries: generations it took. rejected: how many were rejected, by guard. failed_guard: set
+    when tries ran out and the text fails that guard. plain: why this is no user's turn but the plain model's answer.
+    as_: header it stands under, None for a text that was gone on with.
+    dropped: turns of the conversation that were left out for want of room, by speaker. token_ids: as generated, the
+    one that ended the turn included. logprobs: one a token, where asked for. prompt_logprobs: one a prompt token but
+    the first, where asked for.
+    """
+
+    text: str
+    finish: Finish
+    intensities: dict[str, float]
+    dose: float
+    seed: int
+    sampling: Sampling
+    prompt_tokens: int
+    completion_tokens: int
+    tries: int = 1
+    rejected: dict[str, int] = field(default_factory=dict)
+    failed_guard: str | None = None
+    positions: Positions = "generated"
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+    user: str = DEFAULT_USER.name
+    plain: str | None = None
+    as_: As | None = None
+    dropped: dict[str, int] = field(default_factory=dict)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedTurn:
+    """A checked request for one user turn, ready for the engine.
+
+    guards: that judge it, given `conversation`. read: takes a reply's tool calls out of it; None without tools.
+    verbatim: white space around the text is part of it.
+    """
+
+    request: Request
+    intensities: dict[str, float]
+    dose: float
+    seed: int
+    guards: tuple[Guard, ...] = ()
+    conversation: Conversation = field(default_factory=Conversation)
+    read: Callable[[str], ParsedReply] | None = None
+    user: str = DEFAULT_USER.name
+    plain: str | None = None
+    as_: As | None = None
+    dropped: dict[str, int] = field(default_factory=dict)
+    verbatim: bool = False
+
+
+# Told, from the engine's thread: pieces of text, then the whole turn or a failure.
+TurnListener = Callable[[str | UserTurn | Failure], None]
+
+
+class Tries:
+    """Generations of one user turn until the guards accept one or tries run out."""
+
+    def __init__(self, engine: Engine, prepared: PreparedTurn, listener: TurnListener) -> None:
+        self._engine = engine
+        self._prepared = prepared
+        self._listener = listener
+        self._cancelled = False
+        self._tries = 0
+        self._rejected: Counter[str] = Counter()
+        self._best: _Candidate | None = None
+        self._ticket: Ticket | None = None
+        self._next_try()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._ticket:
+            self._ticket.cancel()
+
+    def _next_try(self) -> None:
+        request = self._prepared.request
+        if self._tries:
+            seed = digest_seed([request.seed, self._tries])
+            hotter = max(request.sampling.temperature, _RETRY_TEMPERATURE)
+            request = replace(request, seed=seed, sampling=replace(request.sampling, temperature=hotter))
+        self._tries += 1
+        self._request = request
+        number = self._tries
+        self._collector = Collector()
+        self._live = LiveText() if not self._prepared.guards and not self._prepared.read else None
+        ticket = self._engine.submit(request, self._on_event)
+        if number == self._tries:  # else it has ended already, and the next try has set its own
+            self._ticket = ticket
+            if self._cancelled:  # while this try was being queued
+                ticket.cancel()
+
+    def _on_event(self, event: Event | Failure) -> None:
+        if isinstance(event, Failure):
+            self._listener(event)
+            return
+        if self._live and (piece := event.text if self._prepared.verbatim else self._live.push(event.text)):
+            self._listener(piece)
+        generation = self._collector.add(event)
+        if generation is None:
+            return
+        try:
+            found = self._judge(generation)
+        except Exception as error:  # a guard's own mistake must not leave the caller waiting
+            self._listener(Failure(error))
+            return
+        if found.failed is None or generation.finish == "cancelled":
+            self._deliver(found)
+            return
+        self._rejected[found.failed] += 1
+        if found.harm < (self._best.harm if self._best else _UNSENDABLE):
+            self._best = found
+        if self._tries < MAX_TRIES and not self._cancelled:
+            try:
+                self._next_try()
+                return
+            except EngineError as error:  # no room either: what is sent must not depend on the load (contract 9)
+                self._listener(Failure(error))
+                return
+        self._deliver(self._best or found)
+
+    def _judge(self, generation: Generation) -> _Candidate:
+        """The turn that a generation is, or may be sent as when no better one comes."""
+        guards, conversation = self._prepared.guards, self._prepared.conversation
+        text = generation.text if self._prepared.verbatim else generation.text.strip()
+        found = _Candidate(generation, self._request, text)
+        if self._prepared.read:
+            try:
+                reply = self._prepared.read(found.text)
+            except ToolCallError:
+                return replace(found, text=SILENCE, failed="tool_call")
+            if reply.calls:
+                if any(_same_call(call, made) for call in reply.calls for made in _calls_since_agent(conversation)):
+                    return replace(found, text=SILENCE, failed="repeated_call")
+                calls = name_calls(reply.calls, self._request.seed)
+                if reply.text.strip():  # text or a call, never both
+                    return replace(found, text="", calls=calls, failed="mixed_call", harm=0)
+                return replace(found, text="", calls=calls)
+            found = replace(found, text=reply.text.strip())
+        guard = failed_guard(found.text, guards, conversation)
+        if guard is None:
+            return found
+        text = guard.last_resort(found.text, conversation).strip() if guard.last_resort else found.text
+        if not guard.sendable or not text:
+            return replace(found, text=SILENCE, failed=guard.name)
+        return replace(found, text=text, failed=guard.name, harm=len(guards) - guards.index(guard))
+
+    def _deliver(self, found: _Candidate) -> None:
+        if not self._live:
+            for piece in re.findall(r"\s*\S+", found.text):
+                self._listener(piece)
+        prepared, generation = self._prepared, found.generation
+        self._listener(
+            UserTurn(
+                text=found.text,
+                finish=generation.finish,
+                intensities=prepared.intensities,
+                dose=prepared.dose,
+                seed=prepared.seed,
+                sampling=found.request.sampling,
+                prompt_tokens=len(prepared.request.prompt_ids),
+                completion_tokens=len(generation.token_ids),
+                tries=self._tries,
+                rejected=dict(self._rejected),
+                failed_guard=found.failed,
+                positions=found.request.positions,
+                token_ids=generation.token_ids,
+                logprobs=generation.logprobs,
+                calls=found.calls,
+                user=prepared.user,
+                plain=prepared.plain,
+                as_=prepared.as_,
+                dropped=prepared.dropped,
+                prompt_logprobs=generation.prompt_logprobs or (),
+            )
+        )
+
+
+_UNSENDABLE = 10**6
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A generation as a turn. failed: the guard that rejects it; harm: how unwilling one would be to send it then."""
+
+    generation: Generation
+    request: Request
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    failed: str | None = None
+    harm: int = _UNSENDABLE
+
+
+class LiveText:
+    """Text passed on as it comes, without the white space around the whole."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._begun = False
+
+    def push(self, text: str) -> str:
+        """What can be passed on now."""
+        text = self._held + text
+        if not self._begun:
+            text = text.lstrip()
+            self._begun = bool(text)
+        ready = text.rstrip()
+        self._held = text[len(ready) :]
+        return ready
+
+
+def _calls_since_agent(conversation: Conversation) -> Iterator[ToolCall]:
+    """The customer's calls since the agent last spoke."""
+    for turn in reversed(conversation.turns):
+        if turn.speaker == "agent":
+            return
+        yield from turn.calls
+
+
+def _same_call(one: ToolCall, other: ToolCall) -> bool:
+    return one.name == other.name and one.arguments == other.arguments
+
+
+def digest_seed(what: Any) -> int:
+    """A seed below 2**63 from any JSON value."""
+    digest = hashlib.sha256(json.dumps(what, sort_keys=True, ensure_ascii=True, default=list).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
