@@ -160,6 +160,7 @@ def test_traits_in_the_body_win_over_the_model_name(client: httpx.Client) -> Non
         ({"logprobs": True, "top_logprobs": -1}, 400, "top_logprobs", ["top_logprobs", "-1"]),
         ({"stop": ""}, 400, "stop", ["stop"]),
         ({"response_format": {"type": "xml"}}, 400, "response_format", ["xml", "json_schema"]),
+        ({"response_format": "json"}, 400, "response_format", ["'json'", "object"]),
         ({"response_format": {"type": "json_schema"}}, 400, "response_format", ["json_schema", "schema"]),
         ({"tools": [{"type": "function", "function": {"name": "x"}}], "response_format": {"type": "json_object"}}, 400,
          "tools", ["tools", "response_format"]),
