@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,11 +42,16 @@ class Limits:
 
 
 class BodyLimit:
-    """Middleware that reads the whole body first, and refuses one of more than `most` bytes, whatever was declared."""
+    """Middleware that reads the whole body first, and refuses one of more than `most` bytes, whatever was declared.
+
+    It lets one body through at each turn of the event loop: parsing a crowd of them in one turn would keep whoever
+    asks for ``/health`` waiting until the last is done.
+    """
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
         self._most = most
+        self._gate = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,4 +84,7 @@ class BodyLimit:
             message, whole = whole, None
             return message or await receive()
 
+        if body:
+            await self._gate.acquire()
+            asyncio.get_running_loop().call_soon(self._gate.release)
         await self._app(scope, again, send)
