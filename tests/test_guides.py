@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AddedToken
 
 from traitbasis.engines.base import WRAP_UP_TOKENS, Failure, Guide, Request, Sampling, generate
+from traitbasis.engines.sampling import Sampler, draw
 from traitbasis.engines.text import TokenText
 from traitbasis.errors import EngineError, RequestError
 from traitbasis.model import LanguageModel
@@ -193,6 +194,19 @@ def test_no_setting_brings_out_what_is_not_allowed(extreme: dict[str, Any]) -> N
         for generation in run_together(engine, requests):
             assert set(generation.token_ids) <= set(few)
             assert generation.finish == "length"
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_what_the_model_gives_no_chance_at_all_is_said_where_nothing_else_is_allowed(temperature: float) -> None:
+    """Some models' logits of tokens that nobody uses are minus infinity."""
+    logits = torch.full((1, 10), -torch.inf)
+    logits[0, 3] = 1.0
+    sampling = Sampling(temperature=temperature, top_k=2)
+    for allowed in ((5,), (5, 7), (3, 5)):
+        sampler = Sampler(Request((1,), 0, sampling, frozenset()), Rule(allowed, size=10))
+        (drawn,) = draw([sampler], logits)
+        assert drawn is not None
+        assert drawn[0] == 3 if 3 in allowed else drawn[0] in allowed
 
 
 @pytest.mark.parametrize("size", [61, VOCABULARY - 13, VOCABULARY + 40])

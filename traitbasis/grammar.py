@@ -273,5 +273,6 @@ def _without_format(schema: Any, name: str) -> Any:
 
 def _reason(matcher: LLMatcher) -> str:
     """The error without where in our source it was found, and without what it quotes of it."""
-    lines = re.sub(r"\Aat \d+\(\d+\): (failed to compile JSON schema: )?", "", str(matcher.get_error())).splitlines()
+    where = r'\A(at \d+\(\d+\): )?(failed to (compile JSON schema|parse "%json"): )?'
+    lines = re.sub(where, "", str(matcher.get_error())).splitlines()
     return " ".join(line.strip() for line in lines if not re.match(r"\s*(\d+ \||\^+\s*\Z|<)", line))
