@@ -174,7 +174,7 @@ def test_half_of_two_hundred_clients_hang_up_and_the_others_are_answered(
             memory.append(resident_bytes())
     figures = {
         "health, median ms": 1000 * statistics.median(health),
-        "health, 95 of 100 ms": 1000 * statistics.quantiles(health, n=20)[-1],
+        "health, 99 of 100 ms": 1000 * statistics.quantiles(health, n=100)[-1],
         "health, worst ms": 1000 * max(health),
         "memory growth MB": (memory[2] - memory[1]) / 2**20,
     }
@@ -183,7 +183,7 @@ def test_half_of_two_hundred_clients_hang_up_and_the_others_are_answered(
     assert figures["memory growth MB"] < 16
     # Clients, probe, event loop and engine share one interpreter here, and the machine with whoever else is on it:
     # the worst is reported, not judged. Between processes it is measured in docs/running.md.
-    assert figures["health, 95 of 100 ms"] < 200, figures
+    assert figures["health, 99 of 100 ms"] < 200, figures
 
 
 @pytest.mark.parametrize("stream", [True, False])
