@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from samples import sample_document, sample_pair, sample_set
@@ -17,7 +19,7 @@ from tiny import LAYERS, WIDTH, tiny_model
 
 from traitbasis.chat import Turn, render_prompt
 from traitbasis.errors import PairError
-from traitbasis.metrics.damage import is_broken
+from traitbasis.metrics.damage import has_runaway_punctuation, is_broken
 from traitbasis.metrics.fidelity import TraitProbe, auc, preference, score
 from traitbasis.metrics.realism import is_role_flip
 from traitbasis.model import LanguageModel
@@ -81,6 +83,23 @@ def test_repetition_is_damage(text: str) -> None:
 )
 def test_a_confused_but_whole_turn_is_no_damage(text: str) -> None:
     assert not is_broken(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "runaway"),
+    [
+        ("!" * 4, False),
+        ("!" * 5, True),
+        ("." * 12, True),
+        ("a.b,c.d!e?f;" * 2, False),  # as many letters as marks
+        ("a.b,c.d!e?f;." * 2, True),  # one mark more
+        ("$%&/()=?*#:", False),  # eleven marks are too few to judge
+        ("$%&/()=?*#:;", True),
+        (" $ % & / ( ) = ? * # : ; ", True),  # spaces do not count
+    ],
+)
+def test_punctuation_runs_away_in_rows_and_in_share(text: str, runaway: bool) -> None:
+    assert has_runaway_punctuation(text) == is_broken(text) == runaway
 
 
 def test_a_person_may_say_no_four_times() -> None:
@@ -175,6 +194,57 @@ def test_an_agents_turn_is_a_role_flip(text: str) -> None:
 )
 def test_a_customers_turn_is_no_role_flip(text: str) -> None:
     assert not is_role_flip(text)
+
+
+FLIPS = yaml.safe_load((Path(__file__).parent / "role_flips.yaml").read_text(encoding="utf-8"))
+
+
+def test_what_the_role_flip_rule_catches_of_turns_it_was_not_made_from() -> None:
+    """Recall and false alarms on our own examples, stock phrases and plain words. A change of the rule changes them."""
+    agent, customer = FLIPS["agent"], FLIPS["customer"]
+    caught = [text for text in agent if is_role_flip(text)]
+    false_alarms = [text for text in customer if is_role_flip(text)]
+    assert (len(agent), len(customer)) == (72, 78)
+    assert len(caught) == 64 and not false_alarms, false_alarms  # precision 1.00, recall 0.89
+
+
+def test_what_the_role_flip_rule_catches_of_the_agents_in_the_shipped_pairs() -> None:
+    """The agents there use few stock phrases: "Which flight was it?" is no flip by its words. No customer is taken for
+    an agent."""
+    turns = {
+        (turn.speaker, turn.text) for trait in known_traits() for p in load_pairs(trait).pairs for turn in p.context
+    }
+    flips = {
+        speaker: [is_role_flip(text) for who, text in turns if who == speaker] for speaker in ("agent", "customer")
+    }
+    assert sum(flips["customer"]) == 0
+    assert 0.6 < sum(flips["agent"]) / len(flips["agent"]) < 0.8
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'You wrote "thank you for your patience" three times.',
+        "You wrote “how can I help you today” three times.",
+        "Your colleague told me my refund was approved and your order number was wrong.",
+        "The page keeps asking for your date of birth.",
+    ],
+)
+def test_what_a_customer_quotes_or_reports_is_no_flip(text: str) -> None:
+    assert not is_role_flip(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"How can I help you today?"',  # a model's habit: all of it in quotation marks
+        "She said no. Please confirm your email.",
+        "As I said, your refund has been approved.",
+        "HOW CAN I\nHELP YOU",
+    ],
+)
+def test_quotation_marks_and_reports_excuse_no_more_than_they_hold(text: str) -> None:
+    assert is_role_flip(text)
 
 
 # --- fidelity ---------------------------------------------------------------------------------------------------------
