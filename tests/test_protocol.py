@@ -491,11 +491,13 @@ def test_traits_steer_completions_only_where_asked(client: httpx.Client) -> None
         ({"prompt": "a", "logprobs": 21}, ["logprobs", "20"]),
         ({"prompt": "a", "max_tokens": 0}, ["max_tokens"]),
         ({"prompt": "a" * 5000}, ["2048"]),
+        ({"prompt": ["Hi", "half \ud83d"]}, ["prompt", "surrogate"]),
         ({"prompt": {"a": 1}}, ["prompt"]),
     ],
 )
 def test_bad_completions_are_told(client: httpx.Client, body: dict[str, Any], words: list[str]) -> None:
-    response = client.post("/v1/completions", json={"model": "steered-user", **body})
+    content = json.dumps({"model": "steered-user", **body})  # ASCII: httpx would not send half a surrogate pair
+    response = client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == 400 and all(word in response.text for word in words), response.text
 
 

@@ -79,6 +79,12 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
         raise RequestError(f"{name} is {value!r}; known: {', '.join(get_args(choices))}")
 
 
+def check_characters(name: str, *texts: str) -> None:
+    """Raises RequestError for half of a surrogate pair, which JSON can carry and no tokenizer takes."""
+    if any(_LONE_SURROGATE.search(text) for text in texts):
+        raise RequestError(f"{name} has half of a surrogate pair, which is no character")
+
+
 def read_messages(messages: Iterable[Mapping[str, Any]], *, tools: bool = False) -> list[Turn]:
     """Turn a harness's chat-completions messages into speaker turns.
 
@@ -100,8 +106,7 @@ def read_messages(messages: Iterable[Mapping[str, Any]], *, tools: bool = False)
         if not isinstance(role, str) or role not in _WIRE_SPEAKERS:
             raise RequestError(f"messages[{number}].role is {role!r}; known roles: {', '.join(_WIRE_SPEAKERS)}")
         text = _content_text(message.get("content"), number)
-        if _LONE_SURROGATE.search(text):  # JSON can carry one; no tokenizer takes it
-            raise RequestError(f"messages[{number}].content has half of a surrogate pair, which is no character")
+        check_characters(f"messages[{number}].content", text)
         speaker = _WIRE_SPEAKERS[role]
         if tools and speaker == "customer" and (calls := _read_calls(message, number)):
             turns.append(Turn(speaker, text if text.strip() else "", calls))
@@ -269,8 +274,7 @@ def _read_calls(message: Mapping[str, Any], number: int) -> tuple[ToolCall, ...]
         if not isinstance(entry.get("id"), str | None):
             raise RequestError(f"{where}.id is {entry['id']!r}; it must be a string")
         call = ToolCall(entry.get("id") or "", function["name"], _read_arguments(function.get("arguments")))
-        if _LONE_SURROGATE.search(json.dumps([call.name, call.arguments], ensure_ascii=False)):
-            raise RequestError(f"{where} has half of a surrogate pair, which is no character")
+        check_characters(where, json.dumps([call.name, call.arguments], ensure_ascii=False))
         calls.append(call)
     return tuple(calls)
 

@@ -18,7 +18,16 @@ from queue import SimpleQueue
 from typing import Any
 
 from traitbasis.basis import Basis, find_basis
-from traitbasis.chat import As, Turn, check_choice, read_messages, render_prompt, reply_header, tokenize
+from traitbasis.chat import (
+    As,
+    Turn,
+    check_characters,
+    check_choice,
+    read_messages,
+    render_prompt,
+    reply_header,
+    tokenize,
+)
 from traitbasis.context import fit
 from traitbasis.engines.base import (
     Engine,
@@ -213,6 +222,8 @@ class UserSimulator:
         **sampling: Any,
     ) -> PreparedTurn:
         """A text to go on with, as it stands or as token ids: no chat template, no guards. Otherwise as ``prepare``."""
+        if isinstance(prompt, str):
+            check_characters("prompt", prompt)
         ids = list(self.lm.tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else list(prompt)
         intensities = self.basis.parse(user.traits if traits is None else traits)
         drawn = _changed(_changed(self.sampling, user.sampling), sampling)

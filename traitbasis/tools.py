@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from traitbasis.chat import ToolCall, call_syntax
+from traitbasis.chat import ToolCall, call_syntax, check_characters
 from traitbasis.engines.base import Guide
 from traitbasis.errors import RequestError, ToolCallError
 from traitbasis.grammar import tagged_grammar
@@ -201,8 +201,7 @@ def _read_tool(tool: Any, where: str) -> dict[str, Any]:
         raise RequestError(f"{where}.function.parameters.required must be a list of names, not {required!r:.200}")
     if deeper_than(MAX_DEPTH, parameters):
         raise RequestError(f"{where}.function.parameters is nested more than {MAX_DEPTH} levels deep")
-    if re.search("[\ud800-\udfff]", json.dumps([description, parameters], ensure_ascii=False)):
-        raise RequestError(f"{where}.function has half of a surrogate pair, which is no character")
+    check_characters(f"{where}.function", json.dumps([description, parameters], ensure_ascii=False))
     function = {"name": name, "description": description or "", "parameters": parameters}
     return {"type": "function", "function": function}
 

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from traitbasis.chat import check_choice
+from traitbasis.chat import check_characters, check_choice
 from traitbasis.errors import EngineError, RequestError, TraitBasisError
 
 Finish = Literal["stop", "length", "cancelled"]
@@ -91,8 +91,7 @@ class Sampling:
             raise RequestError("stop contains an empty string")
         if len(self.stop) > _MAX_STOPS or any(len(text) > _MAX_STOP_LENGTH for text in self.stop):
             raise RequestError(f"stop takes at most {_MAX_STOPS} strings of at most {_MAX_STOP_LENGTH} characters")
-        if any("\ud800" <= character <= "\udfff" for text in self.stop for character in text):
-            raise RequestError("stop contains half of a surrogate pair, which is no character")
+        check_characters("stop", *self.stop)
 
 
 class Guide(Protocol):
