@@ -43,6 +43,7 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
 
     async def steered(entries: list[SteerRequest], request: Request) -> list[UserTurn]:
         state = request.app.state
+        state.observer.asked(request.url.path, entries[-1].messages)
         for entry in entries:
             state.limits.check_messages(entry.messages)
         asked = [directory.asked(entry, request) for entry in entries]

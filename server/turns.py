@@ -25,8 +25,11 @@ class RunningTurns:
         self.count = len(prepared)
         self._tickets: list[Ticket] = []
         try:
+            prompts: list[tuple[int, ...]] = []
             for number, turn in enumerate(prepared):
-                listener = observer.watch(partial(self._hand_over, number), choice=number)
+                again = turn.request.prompt_ids in prompts[-1:]  # choices of one prompt stand together
+                prompts.append(turn.request.prompt_ids)
+                listener = observer.watch(partial(self._hand_over, number), choice=int(again))
                 self._tickets.append(simulator.submit(turn, listener))
         except BaseException:  # such as a queue that is full by now
             self.cancel()
