@@ -491,6 +491,8 @@ def test_tagged_text_round_trips_whether_or_not_its_tags_are_special_tokens(spec
 
 def test_tags_of_ordinary_text_and_of_none_are_followed_too() -> None:
     """Texts of all kinds of characters; quotes before the JSON do not confuse the wrapping up."""
+    tokenizer = tagging(special=True)
+    assert tagged_grammar(tokenizer, [("<[259]>", {"const": "<[260]> <tool_call>"}, "<tool")]).shown_ids == frozenset()
     texts = ["", "say \"it's\n", 'one " quote {[', "é€😀 \\d+ /x/ // # %json {", "\t<|im_end|", "<[3]> | x*"]
     for number, before in enumerate(texts):
         for after in ("", " ok", 'a " quote'):
@@ -501,6 +503,7 @@ def test_tags_of_ordinary_text_and_of_none_are_followed_too() -> None:
             text = TOKENIZER.decode(tokens)
             assert whole and beyond <= 40
             assert text.startswith(before) and text.endswith(after)
+            assert grammar.shown_ids == frozenset()
             value = json.loads(text.removeprefix(before).removesuffix(after))
             assert [*value] == ["a", "b"]
 

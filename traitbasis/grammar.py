@@ -70,7 +70,9 @@ def tagged_grammar(
         for before, schema, after in alternatives
     ]
     starts = tuple(sorted({before.encode() for before, _, _ in alternatives}, key=len, reverse=True))
-    return vocabulary.grammar(f"{_HEAD}start: {' | '.join(rules)}", starts)
+    texts = [text for before, _, after in alternatives for text in (before, after)]
+    shown = vocabulary.special & {vocabulary.added.get(part, -1) for text in texts for part in vocabulary.parts(text)}
+    return vocabulary.grammar(f"{_HEAD}start: {' | '.join(rules)}", starts, shown)
 
 
 class Grammar:
@@ -79,11 +81,13 @@ class Grammar:
     shown_ids: special tokens that are part of such a reply's text, for ``Request.shown_ids``.
     """
 
-    def __init__(self, vocabulary: _Vocabulary, source: str, starts: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self, vocabulary: _Vocabulary, source: str, starts: Sequence[bytes], shown_ids: frozenset[int]
+    ) -> None:
         """source: llguidance's form of Lark. starts: the texts that may stand before the JSON, longest first."""
         self.vocabulary = vocabulary
         self.starts = starts
-        self.shown_ids = frozenset(int(token) for token in re.findall(r"<\[(\d+)\]>", source)) & vocabulary.special
+        self.shown_ids = shown_ids
         self._source = source
         self.renew()
         first = self.matcher()
@@ -208,7 +212,7 @@ class _Vocabulary:
                 f"of the tokenizers library ({error})"
             ) from error
         self.eos = frozenset() if tokenizer.eos_token_id is None else frozenset([int(tokenizer.eos_token_id)])
-        self._added = {token.content: id_ for id_, token in tokenizer.added_tokens_decoder.items()}
+        self.added = {token.content: id_ for id_, token in tokenizer.added_tokens_decoder.items()}
         self.special = frozenset(id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special)
         texts = [self.text(token) for token in range(self.end)]
 
@@ -227,14 +231,18 @@ class _Vocabulary:
     def text(self, token: int) -> bytes:
         return self.tokens.decode_bytes([token])
 
+    def parts(self, text: str) -> list[str]:
+        """Fixed text, taken apart into added tokens and what is between them."""
+        contents = sorted(filter(None, self.added), key=len, reverse=True)
+        return [part for part in re.split(f"({'|'.join(map(re.escape, contents))})", text) if part]
+
     def literal(self, text: str) -> str:
         """Fixed text as Lark."""
-        added = "|".join(re.escape(content) for content in sorted(self._added, key=len, reverse=True) if content)
-        parts = re.split(f"({added})", text) if added else [text]
-        return " ".join(f"<[{self._added[p]}]>" if p in self._added else json.dumps(p) for p in parts if p)
+        parts = self.parts(text)
+        return " ".join(f"<[{self.added[part]}]>" if part in self.added else json.dumps(part) for part in parts)
 
-    def _grammar(self, source: str, starts: Sequence[bytes] = ()) -> Grammar:
-        return Grammar(self, source, starts)
+    def _grammar(self, source: str, starts: Sequence[bytes] = (), shown_ids: frozenset[int] = frozenset()) -> Grammar:
+        return Grammar(self, source, starts, shown_ids)
 
 
 _vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, _Vocabulary] = WeakKeyDictionary()
