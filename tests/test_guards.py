@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traitbasis.chat import Turn
+from traitbasis.chat import Turn, read_messages
 from traitbasis.errors import RequestError
 from traitbasis.guards import GUARDS, Conversation, Guard, choose_guards, failed_guard, named_stop_tokens
 from traitbasis.metrics.identifiers import flat_text, unknown_identifiers
@@ -263,6 +263,25 @@ def test_without_named_tokens_none_is_legal() -> None:
     assert rejects("stop_token", "###STOP###", bare) and not rejects("stop_token", "STOP", bare)
 
 
+@pytest.mark.parametrize("tokens", [("",), (" ", "\n"), ("#",), ("X",), ("TERMINATE", "[END]", "")])
+def test_a_served_users_own_tokens_may_have_any_shape(tokens: tuple[str, ...]) -> None:
+    """They come from a file. Blank ones are none; cutting the others out ends."""
+    own = talk(HELLO, ASKED, HELLO, tokens=tokens)
+    text = "\n # X Thanks. TERMINATE [END]"
+    assert rejects("stop_token", text, own) == any(token.strip() for token in tokens)
+    assert BY_NAME["stop_token"].last_resort is not None
+    cut = BY_NAME["stop_token"].last_resort(text, own)
+    assert "Thanks." in cut and not any(token in cut for token in tokens if token.strip())
+    assert failed_guard("I'd like it less bright.", GUARDS, own) is None
+    for token in filter(str.strip, tokens):
+        assert not rejects("stop_token", token, own)
+
+
+def test_a_first_turn_is_one_before_which_the_customer_said_nothing() -> None:
+    called = Conversation((Turn("system", INSTRUCTION), Turn("agent", "Hi"), Turn("customer", "")), TOKENS)
+    assert rejects("stop_token", "###STOP###", called)
+
+
 # What an agent says last, and whether ending the conversation on it is premature. Our own writing.
 WAITING = [
     "I will cancel #W1. Do you confirm (yes/no)?",  # fault 1
@@ -278,6 +297,8 @@ WAITING = [
     "Once you confirm these details, I will submit the claim.",
     "Should I process the return with a printed label?",
     "Are you okay to proceed?",
+    "I have one at 2:30 pm. Would that work?",
+    "The generic one is $8. Would you like that instead?",
     "Your plan will change on June 1. Say yes to go on.",
     "I would cancel the order and refund the gift card. Do you want to go ahead with that?",
 ]
@@ -414,6 +435,12 @@ def test_identifiers_are_known_from_whoever_said_them() -> None:
     for text in ["qx7rtm", "555-010-2345", "5550102345", "LB-60931", "60931", "ME@mail.example", "356938035643809"]:
         assert not rejects("unknown_identifier", text, said), text
     assert rejects("unknown_identifier", "QX7RTN", said)
+
+
+def test_a_thought_that_a_harness_echoes_makes_nothing_known() -> None:
+    """Fault 15: ``reasoning_content`` of earlier turns is no part of the conversation."""
+    echoed = read_messages([{"role": "assistant", "content": "Where is it?", "reasoning_content": "order W2378156"}])
+    assert rejects("unknown_identifier", "It's W2378156.", Conversation(tuple(echoed)))
 
 
 def test_without_a_conversation_nothing_is_unknown() -> None:
@@ -580,7 +607,7 @@ TEXTS = st.one_of(st.text(), st.lists(st.one_of(PIECES, st.text(max_size=3))).ma
 CONVERSATIONS = st.builds(
     Conversation,
     st.lists(st.builds(Turn, SPEAKERS, TEXTS), max_size=5).map(tuple),
-    st.sampled_from([(), TOKENS, ("<<X>>",)]),
+    st.sampled_from([(), TOKENS, ("<<X>>",), ("", " ", "a")]),
 )
 
 
@@ -592,7 +619,7 @@ def test_no_guard_raises_on_any_text_and_conversation(text: str, conversation: C
         assert guard.passes(text, conversation) in (True, False)
         if guard.last_resort:
             cut = guard.last_resort(text, conversation)
-            assert not any(token in cut for token in conversation.stop_tokens)
+            assert not any(token in cut for token in conversation.stop_tokens if token.strip())
             assert set(re.findall(r"\w+", cut)) <= set(re.findall(r"\w+", text)) or "#" in text  # it writes no words
     named_stop_tokens(text)
 

@@ -45,6 +45,11 @@ class Conversation:
         return text.rpartition("User Response:")[2] if "User Response:" in self.instruction else text
 
     @cached_property
+    def legal_tokens(self) -> tuple[str, ...]:
+        """The stop tokens without blank ones, which a served user's file may hold and every text contains."""
+        return tuple(token.strip() for token in self.stop_tokens if token.strip())
+
+    @cached_property
     def instruction(self) -> str:
         return "\n".join(self.said_by("system"))
 
@@ -173,7 +178,8 @@ _CONFIRM = re.compile(
     r"|\bshall (?:i|we)\b|\b(?:should|may) (?:i|we) (?:proceed|go ahead|book|cancel|process|place|submit|make|apply)"
     r"|\b(?:me|us) to (?:proceed|go ahead|continue|cancel|book|process|place|submit|finali[sz]e|complete|make th)"
     r"|(?:ready|okay|ok|happy|like|want|wish) to (?:proceed|go ahead)|\bproceed\?"
-    r"|\b(?:is|does|do|are) (?:that|this|everything|these|it|all of this) (?:\w+ ){0,2}"
+    r"|\bwould you like (?:that|this|it)(?: instead| now)?\?"
+    r"|\b(?:is|does|do|are|would) (?:that|this|everything|these|it|all of this) (?:\w+ ){0,2}"
     r"(?:correct|right|ok|okay|fine|alright|work|good)(?: \w+){0,3}\?"
 )
 _CLOSING = re.compile(r"\b(?:anything|something) else\b|\bany(?:thing)? (?:other|further|more)\b|\bother questions\b")
@@ -181,21 +187,22 @@ _CLOSING = re.compile(r"\b(?:anything|something) else\b|\bany(?:thing)? (?:other
 
 def _keeps_to_stop_tokens(text: str, conversation: Conversation) -> bool:
     """A named token stands alone, and not on the customer's first turn; nothing else looks like a token."""
-    tokens = conversation.stop_tokens
+    tokens = conversation.legal_tokens
     if text.strip() in tokens:
-        return bool(conversation.said_by("customer"))
+        return any(conversation.said_by("customer"))
     if _TOKEN_DEBRIS.search(text) or _STOP_TOKEN.search(text) or any(token in text for token in tokens):
         return False
     bare = text.strip().strip(_MARKS + "*_'\"`[]<>.! ")
     names = [token.strip(_MARKS + "[]<>") for token in tokens]
-    return bare not in names and not any(
-        token[0] + name in text or name + token[-1] in text for token, name in zip(tokens, names, strict=True)
+    return not any(
+        name and (name == bare or token[0] + name in text or name + token[-1] in text)
+        for token, name in zip(tokens, names, strict=True)
     )
 
 
 def _stops_in_time(text: str, conversation: Conversation) -> bool:
     """Whether a conversation is not ended while the agent waits for a yes or no to go on."""
-    if text.strip() not in conversation.stop_tokens or not _ENDS.search(text):
+    if text.strip() not in conversation.legal_tokens or not _ENDS.search(text):
         return True
     question = " ".join(_straight(conversation.question).lower().split())
     sentences = re.findall(r"[^.!?]+[.!?]*", question)
@@ -203,8 +210,8 @@ def _stops_in_time(text: str, conversation: Conversation) -> bool:
 
 
 def _without_stop_tokens(text: str, conversation: Conversation) -> str:
-    while any(token in text for token in conversation.stop_tokens):  # cutting one out can join another
-        for token in conversation.stop_tokens:
+    while any(token in text for token in conversation.legal_tokens):  # cutting one out can join another
+        for token in conversation.legal_tokens:
             text = text.replace(token, " ")
     text = re.sub(r"[ \t]{2,}", " ", _CUT.sub(" ", _STOP_TOKEN.sub(" ", text))).strip()
     return text if re.search(r"\w", text) and _keeps_to_stop_tokens(text, conversation) else ""
