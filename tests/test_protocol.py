@@ -205,6 +205,20 @@ def test_requested_json_always_parses_and_is_what_was_asked_for(
             jsonschema.validate(json.loads(text), schema or {"type": "object"})
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_json_that_cannot_be_ended_is_an_error_and_not_half_an_answer(client: httpx.Client, stream: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": 400}}, "required": ["a"]}
+    response = ask(client, response_format=json_format(schema), max_tokens=4, stream=stream)
+    assert "max_tokens is too small" in response.text
+    if stream:
+        assert response.text.endswith("data: [DONE]\n\n")
+    else:
+        assert response.status_code == 400 and response.json()["error"]["param"] == "max_tokens"
+    assert json.loads(
+        good(ask(client, response_format=json_format(schema), max_tokens=900))["choices"][0]["message"]["content"]
+    )
+
+
 def test_requested_json_is_the_plain_models(client: httpx.Client) -> None:
     """Contract 10: whatever traits are asked for. A turn that is only wrapped in JSON is a user's all the same."""
     body = {"response_format": json_format(PERSON), "temperature": 0, "max_tokens": 30}

@@ -206,6 +206,7 @@ class UserSimulator:
             plain=plain,
             as_=as_,
             dropped=dropped,
+            json=structured,
         )
 
     def prepare_text(

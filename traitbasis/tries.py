@@ -28,7 +28,7 @@ from traitbasis.engines.base import (
     Ticket,
     TokenLogprob,
 )
-from traitbasis.errors import EngineError, ToolCallError
+from traitbasis.errors import EngineError, RequestError, ToolCallError
 from traitbasis.guards import Conversation, Guard, failed_guard
 from traitbasis.toolcalls import ToolCall
 from traitbasis.tools import ParsedReply, name_calls
@@ -85,7 +85,7 @@ class PreparedTurn:
     """A checked request for one user turn, ready for the engine.
 
     guards: that judge it, given `conversation`. read: takes a reply's tool calls out of it; None without tools.
-    verbatim: white space around the text is part of it.
+    verbatim: white space around the text is part of it. json: it has to parse.
     """
 
     request: Request
@@ -100,6 +100,7 @@ class PreparedTurn:
     as_: As | None = None
     dropped: dict[str, int] = field(default_factory=dict)
     verbatim: bool = False
+    json: bool = False
 
 
 # Told, from the engine's thread: pieces of text, then the whole turn or a failure.
@@ -176,6 +177,8 @@ class Tries:
         guards, conversation = self._prepared.guards, self._prepared.conversation
         text = generation.text if self._prepared.verbatim else generation.text.strip()
         found = _Candidate(generation, self._request, text)
+        if self._prepared.json and generation.finish != "cancelled":
+            _check_json(text, generation)
         if self._prepared.read:
             try:
                 reply = self._prepared.read(found.text)
@@ -259,6 +262,17 @@ class LiveText:
         ready = text.rstrip()
         self._held = text[len(ready) :]
         return ready
+
+
+def _check_json(text: str, generation: Generation) -> None:
+    """A grammar cannot end a text whose schema wants more than the engine goes on for."""
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise RequestError(
+            f"max_tokens is too small for this JSON schema: after {len(generation.token_ids)} tokens the answer is not "
+            "whole; ask for more, or for less with the schema"
+        ) from error
 
 
 def _calls_since_agent(conversation: Conversation) -> Iterator[ToolCall]:
