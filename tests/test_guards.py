@@ -620,7 +620,8 @@ def test_no_guard_raises_on_any_text_and_conversation(text: str, conversation: C
         if guard.last_resort:
             cut = guard.last_resort(text, conversation)
             assert not any(token in cut for token in conversation.stop_tokens if token.strip())
-            assert set(re.findall(r"\w+", cut)) <= set(re.findall(r"\w+", text)) or "#" in text  # it writes no words
+            rest = iter(text)
+            assert all(character in rest for character in cut if not character.isspace())  # it only takes away
     named_stop_tokens(text)
 
 

@@ -4,7 +4,7 @@ agent would write.
 A rule on the text alone, so that it can be read and argued with: things only the company's side says. What a customer
 may say too ("sorry for the confusion", "can I have your name?", "is there anything else you need from me?") is left
 alone, and so is what a customer quotes or reports. A turn that speaks from the agent's side in the customer's words
-passes. Figures, on examples the rule was not made from: ``tests/test_metrics.py``.
+passes. It catches three in five of what the embedded model writes as an agent; ``tests/test_metrics.py`` has figures.
 """
 
 from __future__ import annotations
