@@ -68,6 +68,8 @@ def test_everything_can_be_said_of_a_user(tmp_path: Path) -> None:
         ("users: [{name: a, sampling: {heat: 1}}]", ["'a'", "'sampling'", "heat"]),
         ("users: [{name: a, sampling: {temperature: -1}}]", ["'a'", "'sampling'", "temperature", "-1"]),
         ("users: [{name: a, guards: {politeness: true}}]", ["'a'", "'guards'", "politeness", "empty"]),
+        ("users: [{name: a, stop_tokens: ['']}]", ["'a'", "'stop_tokens'", "''"]),
+        ("users: [{name: a, stop_tokens: ['the end']}]", ["'a'", "'stop_tokens'", "the end"]),
         ("users: [{name: a, context: drop}]", ["'a'", "'context'", "truncate"]),
         ("users: [{name: a, nmae: b}]", ["'a'", "'nmae'", "known fields", "persona"]),
     ],

@@ -70,6 +70,13 @@ class ServedUser(BaseModel):
             raise ValueError(str(error).replace("Sampling.__init__() got an", "it has an")) from error
         return sampling
 
+    @field_validator("stop_tokens")
+    @classmethod
+    def _stop_tokens_are_words(cls, tokens: list[str] | None) -> list[str] | None:
+        if bad := [token for token in tokens or () if not token or token.split() != [token]]:
+            raise ValueError(f"{bad[0]!r} must be one word, such as ###STOP###")
+        return tokens
+
     @field_validator("guards")
     @classmethod
     def _guards_are_known(cls, guards: dict[str, bool]) -> dict[str, bool]:
