@@ -13,7 +13,7 @@ from traitbasis.simulator import UserSimulator
 from traitbasis.users import ServedUser
 
 from . import completions, errors, keys, metrics, openai, operation, page, steer
-from .channels import Directory
+from .channels import IN_PATH, Directory
 from .limits import BodyLimit, Limits
 from .metrics import Observer
 from .operation import Readiness, Requests
@@ -78,9 +78,9 @@ def create_app(simulator: UserSimulator, settings: Settings | None = None, users
 
     guarded = keys.SECURITY if settings.api_keys else []
     directory = Directory(simulator, users)
-    for prefix in ("/v1", "/u/{spec}/v1"):
-        app.include_router(openai.router(simulator, directory), prefix=prefix, dependencies=guarded)
-        app.include_router(completions.router(simulator, directory), prefix=prefix, dependencies=guarded)
+    for prefix, more in (("/v1", []), ("/u/{spec}/v1", IN_PATH)):
+        for router in (openai.router(simulator, directory), completions.router(simulator, directory)):
+            app.include_router(router, prefix=prefix, dependencies=[*guarded, *more])
     app.include_router(steer.router(simulator, directory), dependencies=guarded)
     app.include_router(metrics.router(observer), dependencies=[] if settings.open_metrics else guarded)
     app.include_router(operation.router(simulator, readiness))

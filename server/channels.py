@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Path, Request
 
 from traitbasis.errors import TraitSpecError
 from traitbasis.simulator import UserSimulator
@@ -22,6 +22,14 @@ from traitbasis.users import DEFAULT_USER, ServedUser, check_users
 
 from .errors import UnknownModelError
 from .schemas import Steerable
+
+
+def _spec(spec: Annotated[str, Path(description="traits, or a user's name", examples=["impatience-high"])]) -> None:
+    pass
+
+
+# Of a route under ``/u/{spec}``: declares the parameter for the OpenAPI document; ``Directory.asked`` reads it.
+IN_PATH = [Depends(_spec)]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from traitbasis.tries import PreparedTurn, UserTurn
 from . import turns
 from .channels import Directory
 from .errors import describe
-from .replies import MAX_TOP_LOGPROBS, Replies, event, finish_reason, usage
+from .replies import MAX_TOP_LOGPROBS, STREAMS, Replies, event, finish_reason, usage
 from .schemas import CompletionRequest
 
 MAX_PROMPTS = 64
@@ -51,7 +51,7 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
             "text_offset": offsets[: len(texts)],
         }
 
-    @routes.post("/completions", response_model=None)
+    @routes.post("/completions", response_model=None, responses=STREAMS)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """The text that follows each prompt."""
         state = request.app.state

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -163,9 +163,11 @@ def router(observer: Observer) -> APIRouter:
     """The route, for what `observer` has counted."""
     routes = APIRouter(tags=["operation"])
 
-    @routes.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> PlainTextResponse:
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+    @routes.get("/metrics", response_class=Response, responses=text)  # its errors are JSON all the same
+    async def metrics() -> Response:
         """Counters, gauges and histograms in Prometheus' text format."""
-        return PlainTextResponse(generate_latest(observer.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(observer.registry), media_type=CONTENT_TYPE_LATEST)
 
     return routes

@@ -19,7 +19,7 @@ from traitbasis.tries import PreparedTurn, UserTurn
 from . import turns
 from .channels import Directory
 from .errors import describe
-from .replies import MAX_TOP_LOGPROBS, Replies, event, finish_reason, usage
+from .replies import MAX_TOP_LOGPROBS, STREAMS, Replies, event, finish_reason, usage
 from .schemas import ChatCompletionRequest
 
 
@@ -81,7 +81,7 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
         said = {"role": "assistant", "content": turn.text, "refusal": None}
         return said | {"content": None, "tool_calls": [wire_call(call) for call in turn.calls]} if turn.calls else said
 
-    @routes.post("/chat/completions", response_model=None)
+    @routes.post("/chat/completions", response_model=None, responses=STREAMS)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """The simulated user's next message, or its tool call."""
         state = request.app.state

@@ -16,7 +16,7 @@ from traitbasis.tries import PreparedTurn, UserTurn
 from traitbasis.users import describe_persona
 
 from . import errors, turns
-from .channels import Directory
+from .channels import IN_PATH, Directory
 from .errors import UnknownTraitError
 from .replies import Replies
 from .schemas import (
@@ -87,7 +87,7 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
             raise UnknownTraitError(str(error)) from error
 
     @routes.post("/promptfoo")
-    @routes.post("/u/{spec}/promptfoo")
+    @routes.post("/u/{spec}/promptfoo", dependencies=IN_PATH)
     async def promptfoo(body: PromptfooRequest, request: Request) -> PromptfooResponse:
         """A user turn for promptfoo's ``simulated-user``, under PROMPTFOO_REMOTE_GENERATION_URL."""
         instruction = [{"role": "system", "content": body.instructions}] if body.instructions else []

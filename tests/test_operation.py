@@ -9,6 +9,7 @@ import gc
 import io
 import json
 import logging
+import re
 import signal
 import socket
 import subprocess
@@ -922,8 +923,13 @@ def test_the_openapi_document_says_how_every_route_fails(client: httpx.Client) -
         assert {"200", "400", "401", "429", "4XX", "5XX"} <= operation["responses"].keys(), path
         assert ("422" in operation["responses"]) is (path == "/steer_batch"), path  # whose client knows no other
         for status in operation["responses"].keys() - {"200"}:
-            (content,) = operation["responses"][status]["content"].values()
-            assert content["schema"]["$ref"].endswith("/ErrorBody")
+            ((kind, content),) = operation["responses"][status]["content"].items()
+            assert kind == "application/json" and content["schema"]["$ref"].endswith("/ErrorBody"), path
+        declared = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "path"}
+        assert declared == set(re.findall("{([^}]+)}", path)), path
+        kinds = {"text/plain"} if path == "/metrics" else {"application/json"}
+        kinds |= {"text/event-stream"} if path.endswith("/completions") else set()
+        assert operation["responses"]["200"]["content"].keys() == kinds, path
     assert {"/v1/chat/completions", "/steer_tau", "/metrics", "/health", "/ready"} <= seen
     assert "HTTPValidationError" not in document["components"]["schemas"]
     assert "securitySchemes" not in document["components"]
