@@ -21,7 +21,9 @@ from .limits import Limits
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
 # For the OpenAPI document, of a route that streams where it is asked to.
-STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+STREAMS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"example": 'data: {"choices": []}\n\ndata: [DONE]\n\n'}}}
+}
 
 
 class Replies:
