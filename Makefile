@@ -5,17 +5,21 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Two OpenMP threads on a busy two-core machine run ten times slower than one.
-test check dose-table vectors bench soak: export OMP_NUM_THREADS ?= 1
+test test-harnesses check dose-table vectors bench soak: export OMP_NUM_THREADS ?= 1
 # litellm asks the network for prices at import otherwise.
 test: export LITELLM_LOCAL_MODEL_COST_MAP = True
 
-.PHONY: demo test check format dose-table vectors bench soak clean
+.PHONY: demo test test-harnesses check format dose-table vectors bench soak clean
 
 demo: $(VENV)/.core
 	$(BIN)/traitbasis demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest
+
+# Every harness that PyPI has, unmodified, against `traitbasis serve`; each group in an environment of its own.
+test-harnesses: $(VENV)/.core $(VENV)/harnesses/openai1/.installed $(VENV)/harnesses/openai3/.installed
+	$(BIN)/python tests/harnesses/run.py $(VENV)/harnesses
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -60,4 +64,10 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.core | $(BIN)/python
 	@echo "installing what the tests need into $(VENV) (once)"
 	$(PIP) --editable '.[test]'
+	@touch $@
+
+$(VENV)/harnesses/%/.installed: tests/harnesses/%/requirements.txt | $(BIN)/python
+	@echo "installing the harnesses of tests/harnesses/$* into $(VENV)/harnesses/$* (once)"
+	$(PYTHON) -m venv $(VENV)/harnesses/$*
+	$(VENV)/harnesses/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement $<
 	@touch $@
