@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from traitbasis.engines.base import TokenLogprob
 from traitbasis.errors import RequestError
@@ -17,6 +17,7 @@ from traitbasis.simulator import UserSimulator
 from traitbasis.tries import PreparedTurn, UserTurn
 
 from . import turns
+from .ascii_json import AsciiJSONResponse
 from .channels import Directory
 from .errors import describe
 from .replies import MAX_TOP_LOGPROBS, STREAMS, Replies, event, finish_reason, usage
@@ -112,7 +113,7 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
             }
             for i, turn in enumerate(found)
         ]
-        return JSONResponse(
+        return AsciiJSONResponse(
             {**head, "choices": choices, "usage": usage(found, n), "traitbasis": replies.metadata(found)}
         )
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -27,6 +26,7 @@ from traitbasis.errors import (
     TraitSpecError,
 )
 
+from .ascii_json import AsciiJSONResponse
 from .schemas import ChatCompletionRequest, CompletionRequest
 
 logger = logging.getLogger("traitbasis.server")
@@ -102,25 +102,25 @@ def install(app: FastAPI) -> None:
     app.add_middleware(UnexpectedErrors)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> AsciiJSONResponse:
         first = error.errors()[0]
         where = [str(part) for part in first["loc"] if part != "body"]
         param = where[0] if where and first["type"] != "json_invalid" else None
         message = f"{'.'.join(where) or 'body'}: {first['msg']}"
-        return JSONResponse(error_body(message, "invalid_request_error", param), status_code=400)
+        return AsciiJSONResponse(error_body(message, "invalid_request_error", param), status_code=400)
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
+    async def http(request: Request, error: HTTPException) -> AsciiJSONResponse:
         message = f"{error.detail}: {request.method} {request.url.path}"
         code = HTTPStatus(error.status_code).name.casefold()
         body = error_body(message, "invalid_request_error", None, code)
-        return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+        return AsciiJSONResponse(body, status_code=error.status_code, headers=error.headers)
 
     @app.exception_handler(TraitBasisError)
-    async def ours(request: Request, error: TraitBasisError) -> JSONResponse:
+    async def ours(request: Request, error: TraitBasisError) -> AsciiJSONResponse:
         status, body = describe(error)
         wait = {429: request.app.state.observer.retry_after, 503: lambda: 1}.get(status)
-        return JSONResponse(body, status_code=status, headers={"Retry-After": f"{wait()}"} if wait else None)
+        return AsciiJSONResponse(body, status_code=status, headers={"Retry-After": f"{wait()}"} if wait else None)
 
 
 class UnexpectedErrors:
@@ -145,4 +145,4 @@ class UnexpectedErrors:
             if started or scope["type"] != "http":
                 raise
             status, body = describe(error)
-            await JSONResponse(body, status_code=status)(scope, receive, send)
+            await AsciiJSONResponse(body, status_code=status)(scope, receive, send)

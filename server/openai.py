@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from traitbasis.errors import RequestError
 from traitbasis.simulator import UserSimulator
@@ -17,6 +17,7 @@ from traitbasis.tools import tools_from_functions, wire_call
 from traitbasis.tries import PreparedTurn, UserTurn
 
 from . import turns
+from .ascii_json import AsciiJSONResponse
 from .channels import Directory
 from .errors import describe
 from .replies import MAX_TOP_LOGPROBS, STREAMS, Replies, event, finish_reason, usage
@@ -126,7 +127,7 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
             for i, turn in enumerate(found)
         ]
         more = {"choices": choices, "usage": usage(found, n), "traitbasis": replies.metadata(found)}
-        return JSONResponse({**head, "object": "chat.completion", **more})
+        return AsciiJSONResponse({**head, "object": "chat.completion", **more})
 
     async def stream(head: dict[str, Any], running: turns.RunningTurns, include_usage: bool) -> AsyncIterator[str]:
         begun: set[int] = set()

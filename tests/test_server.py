@@ -178,6 +178,18 @@ def test_bad_requests_get_openai_errors_that_name_the_value(
     assert all(word in error["message"] for word in words), error["message"]
 
 
+@pytest.mark.parametrize(("body", "status"), [({}, 200), ({"logit_bias": {"half \ud83d": 1}}, 400), ({"n": 0}, 400)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_names_that_are_no_utf8_come_back_escaped(
+    client: httpx.Client, body: dict[str, Any], status: int, stream: bool
+) -> None:
+    asked = {"model": "half \ud83d", "messages": MESSAGES, "stream": stream, **body}
+    content, headers = json.dumps(asked), {"content-type": "application/json"}
+    response = client.post("/u/off/v1/chat/completions", content=content, headers=headers)
+    assert response.status_code == status, response.text
+    assert status != 200 or r'"half \ud83d"' in response.text
+
+
 def test_malformed_bodies_and_unknown_paths_are_openai_errors(client: httpx.Client) -> None:
     headers = {"content-type": "application/json"}
     for response, status in (
