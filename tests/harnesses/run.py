@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent.absolute()
 GROUPS = ("openai1", "openai3")
 START_SECONDS = 300  # the first start fetches the embedded model
 
@@ -28,14 +28,15 @@ START_SECONDS = 300  # the first start fetches the embedded model
 def main(environments: str, *arguments: str) -> int:
     """Exit status: 0 when every group passed."""
     failed = []
-    with served() as url:
+    # Harnesses write into the folder they run in and into their home.
+    with served() as url, tempfile.TemporaryDirectory() as folder:
         for group in GROUPS:
             print(f"--- {group}", flush=True)
             python = Path(environments, group, "bin", "python").absolute()
             ran = subprocess.run(
-                [python, "-m", "pytest", "-c", "pytest.ini", "-p", "no:cacheprovider", group, *arguments],
-                cwd=HERE,
-                env={**os.environ, "TRAITBASIS_SERVED": url},
+                [python, "-m", "pytest", "-c", HERE / "pytest.ini", "-p", "no:cacheprovider", HERE / group, *arguments],
+                cwd=folder,
+                env={**os.environ, "TRAITBASIS_SERVED": url, "HOME": folder},
             )
             if ran.returncode:
                 failed.append(group)

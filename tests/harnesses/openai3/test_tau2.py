@@ -32,7 +32,7 @@ def test_a_telecom_simulation_is_played_with_the_users_thirty_tools(
     assert len(turns[0].sent["tools"]) == 30 and turns[0].sent["tool_choice"] == "auto"
     assert all(turn.made_by["traits"] == {"skeptical": 0.5} for turn in turns)
     assert all(message["usage"]["completion_tokens"] > 0 for message in said)
-    assert len({turn.sent["seed"] for turn in turns}) == 1
+    assert len({turn.sent["seed"] for turn in turns}) == 1 and "temperature" not in turns[0].sent
 
 
 def test_a_users_tool_calls_are_read_run_and_shown_to_the_user(
