@@ -17,7 +17,7 @@ from fastapi import Depends, Path, Request
 
 from traitbasis.errors import TraitSpecError
 from traitbasis.simulator import UserSimulator
-from traitbasis.spec import Traits
+from traitbasis.spec import Traits, parse_traits
 from traitbasis.users import DEFAULT_USER, ServedUser, check_users
 
 from .errors import UnknownModelError
@@ -46,8 +46,8 @@ class Directory:
 
     def __init__(self, simulator: UserSimulator, users: Sequence[ServedUser] = ()) -> None:
         self._traits = simulator.basis.traits
-        aliases = {alias: column.trait for column in simulator.basis.columns for alias in column.aliases}
-        check_users(users, self._traits, aliases)
+        self._aliases = {alias: column.trait for column in simulator.basis.columns for alias in column.aliases}
+        check_users(users, self._traits, self._aliases)
         self.users = {user.name: user for user in (DEFAULT_USER, *users)}
 
     @property
@@ -77,10 +77,18 @@ class Directory:
                 user, of_path, trial_of_path = self.find(path)
                 trial = trial_of_path or trial
             else:
-                of_path = path
+                of_path = self._as_traits(path)
         channels = (*body.traits_of_body(), _header(request), of_path, of_model)
         traits = next((said for said in channels if said is not None), None)
         return Asked(user, traits, next((t for t in (body.trial, request.headers.get("x-trial"), trial) if t), 0))
+
+    def _as_traits(self, segment: str) -> str:
+        try:
+            parse_traits(segment, self._traits, self._aliases)
+        except TraitSpecError as error:
+            users = ", ".join(map(repr, self.users))
+            raise TraitSpecError(f"/u/{segment}/ names no user ({users}) and no traits: {error}") from error
+        return segment
 
     def _of_model(self, model: str | None, anything: bool) -> tuple[ServedUser, Traits, str | None]:
         default = self.users[DEFAULT_USER.name], None, None

@@ -129,7 +129,9 @@ def test_the_cosine_matrix_is_numpys() -> None:
     unit = matrix / np.linalg.norm(matrix, axis=0)
     np.testing.assert_allclose(BASIS.cosine(), unit.T @ unit, atol=1e-6)
     np.testing.assert_allclose(
-        build_basis([A, replace(A, trait="b", vector=-2 * A.vector)]).cosine(), [[1, -1], [-1, 1]], atol=1e-6
+        build_basis([A, replace(A, trait="b", aliases=(), vector=-2 * A.vector)]).cosine(),
+        [[1, -1], [-1, 1]],
+        atol=1e-6,
     )
 
 
@@ -243,3 +245,10 @@ def test_a_basis_matrix_that_is_not_finite_is_refused(bad: float) -> None:
 def test_an_option_for_a_trait_that_is_not_there_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(ArtifactError, match="no vector is given for impatiance"):
         build_basis([A, B], **option)
+
+
+def test_two_traits_of_one_name_are_refused() -> None:
+    """A pair file that was copied keeps the aliases of the trait it was copied from."""
+    copied = replace(B, aliases=(*B.aliases, A.trait))
+    with pytest.raises(ArtifactError, match=rf"'{A.trait}' would name several traits: {A.trait}, {B.trait}"):
+        build_basis([A, copied])

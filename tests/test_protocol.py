@@ -120,6 +120,11 @@ def test_every_channel_can_say_unsteered(client: httpx.Client, asked: dict[str, 
     assert body["traitbasis"]["spec"] == "" and body["traitbasis"]["dose"] == 0
 
 
+def test_a_path_that_names_nobody_says_who_there_is(client: httpx.Client) -> None:
+    response = ask(client, path="/u/ana/v1/chat/completions")
+    assert response.status_code == 400 and all(word in response.text for word in ("ana", "'anna'", "impatience"))
+
+
 def test_a_header_may_be_json(client: httpx.Client) -> None:
     headers = {"X-Traits": json.dumps({"impatience": "high", "skepticism": -0.5})}
     assert spec(ask(client, headers=headers)) == "impatience-1.5+skeptical--0.5"

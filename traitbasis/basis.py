@@ -210,6 +210,14 @@ def build_basis(
             )
         )
         directions.append(vector.vector[z])
+    for column in columns:  # a pair file that was copied keeps its aliases
+        names = {column.trait, *column.aliases}
+        for other in columns:
+            if other.trait != column.trait and (shared := names & {other.trait, *other.aliases}):
+                raise ArtifactError(
+                    f"{min(shared)!r} would name several traits: {column.trait}, {other.trait}; change `trait` or "
+                    "`aliases` in their pair files"
+                )
     if not columns:
         raise ArtifactError("a basis needs at least one trait vector")
     return Basis(tuple(columns), torch.stack(directions, dim=1))

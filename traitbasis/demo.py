@@ -63,7 +63,7 @@ def run_demo(
         table.add_row(*(replies[i] for _, replies in conversations.values()))
         console.print(table)
     console.print(
-        f"[dim]{lm.name}, basis {basis.fingerprint}, seed {seed}; other seeds, other texts (the default reads well). "
+        f"[dim]{lm.name}, basis {basis.fingerprint}, seed {seed}; another --seed, other texts. "
         "A model this small is for trying things; the README's limits say what to use for results.[/dim]",
         highlight=False,
     )
