@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
 
-from traitbasis.errors import TraitSpecError
+from traitbasis.errors import TraitBasisError, TraitSpecError, UsersError
 from traitbasis.simulator import UserSimulator
 from traitbasis.spec import Traits, parse_traits
 from traitbasis.users import DEFAULT_USER, ServedUser, check_users
@@ -42,12 +42,17 @@ class Asked:
 
 
 class Directory:
-    """The users of one server, by name. The default user is there unless a user of that name takes its place."""
+    """The users of one server, by name. The default user is there unless a user of that name takes its place.
+
+    Raises UsersError for users that cannot be told apart, or of whom no turn can be had from this simulator.
+    """
 
     def __init__(self, simulator: UserSimulator, users: Sequence[ServedUser] = ()) -> None:
         self._traits = simulator.basis.traits
         self._aliases = {alias: column.trait for column in simulator.basis.columns for alias in column.aliases}
         check_users(users, self._traits, self._aliases)
+        for user in users:
+            _check_turn(simulator, user)
         self.users = {user.name: user for user in (DEFAULT_USER, *users)}
 
     @property
@@ -75,9 +80,10 @@ class Directory:
         if path is not None:
             if path.partition("@")[0].partition("=")[0] in self.users:
                 user, of_path, trial_of_path = self.find(path)
-                trial = trial_of_path or trial
             else:
-                of_path = self._as_traits(path)
+                spec, _, trial_of_path = path.partition("=")
+                of_path = self._as_traits(spec)
+            trial = trial_of_path or trial
         channels = (*body.traits_of_body(), _header(request), of_path, of_model)
         traits = next((said for said in channels if said is not None), None)
         return Asked(user, traits, next((t for t in (body.trial, request.headers.get("x-trial"), trial) if t), 0))
@@ -102,12 +108,29 @@ class Directory:
             raise
 
 
+def _check_turn(simulator: UserSimulator, user: ServedUser) -> None:
+    """Raises UsersError when every turn of this user would be refused."""
+    try:
+        request = simulator.prepare([{"role": "user", "content": "Hi!"}], user=user).request
+    except TraitBasisError as error:
+        raise UsersError(f"user {user.name!r}: {error}") from error
+    # What the engine would refuse.
+    tokens, most = len(request.prompt_ids), simulator.engine.stats().max_context
+    if most is not None and tokens >= most:
+        raise UsersError(f"user {user.name!r}: with the persona a prompt has {tokens} tokens; the context is {most}")
+    if bad := [token for token in request.sampling.logit_bias if token >= simulator.lm.vocabulary]:
+        known = f"ids are 0 to {simulator.lm.vocabulary - 1}"
+        raise UsersError(f"user {user.name!r}, field 'sampling': logit_bias has token {bad[0]}; {known}")
+
+
 def _header(request: Request) -> Traits:
     value = request.headers.get("x-traits")
-    if value is None or not value.lstrip().startswith("{"):
+    if value is None or not value.strip():  # templates and proxies send it empty
+        return None
+    if not value.lstrip().startswith("{"):
         return value
     try:
         mapping: Any = json.loads(value)
-    except ValueError as error:
-        raise TraitSpecError(f"the header X-Traits is neither a trait spec nor a JSON object: {value!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise TraitSpecError(f"X-Traits is neither a trait spec nor a JSON object: {value!r:.200}") from error
     return dict(mapping)

@@ -6,6 +6,7 @@ A prompt is gone on with as it stands: no chat template, no guards, and no trait
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -34,13 +35,10 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
     def logprobs(body: CompletionRequest, turn: UserTurn, prompt_ids: Sequence[int]) -> dict[str, Any] | None:
         if body.logprobs is None:
             return None
-        found: list[tuple[int, TokenLogprob | None]] = [] if body.max_tokens == 0 else list(replies.tokens(turn))
+        found: list[tuple[int, TokenLogprob | None]] = list(replies.tokens(turn))
         if body.echo:
             found = [*zip(prompt_ids, turn.prompt_logprobs, strict=True), *found]
         texts = [replies.text(token) for token, _ in found]
-        offsets = [0]
-        for text in texts[:-1]:
-            offsets.append(offsets[-1] + len(text))
         return {
             "tokens": texts,
             "token_logprobs": [logprob and logprob.logprob for _, logprob in found],
@@ -49,7 +47,7 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
                 logprob and {replies.text(token): value for token, value in reversed(logprob.top)}
                 for _, logprob in found
             ],
-            "text_offset": offsets[: len(texts)],
+            "text_offset": replies.offsets([token for token, _ in found]),
         }
 
     @routes.post("/completions", response_model=None, responses=STREAMS)
@@ -103,11 +101,11 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
         head = {**replies.head("cmpl", body.model), "object": "text_completion"}
         if body.stream:
             return StreamingResponse(stream(body, head, running, said, n), media_type="text/event-stream")
-        found = await running.turns(request)
+        found = [_without_reply(turn) if nothing_new else turn for turn in await running.turns(request)]
         choices = [
             {
                 "index": i,
-                "text": said[i] + ("" if nothing_new else turn.text),
+                "text": said[i] + turn.text,
                 "logprobs": logprobs(body, turn, prepared[i].request.prompt_ids),
                 "finish_reason": finish_reason(turn),
             }
@@ -136,11 +134,11 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
                 if text:
                     yield chunk(index, text)
             async for index, item in running.items():
-                if isinstance(item, str):
+                if isinstance(item, UserTurn):
+                    done[index] = _without_reply(item) if body.max_tokens == 0 else item
+                    yield chunk(index, "", done[index])
+                elif body.max_tokens != 0:
                     yield chunk(index, item)
-                else:
-                    yield chunk(index, "", item)
-                    done[index] = item
             if body.include_usage:
                 yield event({**head, "choices": [], "usage": usage([done[i] for i in sorted(done)], n)})
         except Exception as error:  # the status line is out, so the error goes into the stream
@@ -150,3 +148,8 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
         yield "data: [DONE]\n\n"
 
     return routes
+
+
+def _without_reply(turn: UserTurn) -> UserTurn:
+    """A turn of which only the prompt was wanted: an engine generates one token at least."""
+    return replace(turn, text="", finish="length", completion_tokens=0, token_ids=(), logprobs=())

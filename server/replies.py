@@ -20,6 +20,7 @@ from .limits import Limits
 
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
+_LONGEST_CHARACTER = 4  # bytes, and so tokens
 # For the OpenAPI document, of a route that streams where it is asked to.
 STREAMS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"example": 'data: {"choices": []}\n\ndata: [DONE]\n\n'}}}
@@ -74,6 +75,17 @@ class Replies:
     def text(self, token: int) -> str:
         """A token as text; half a character is U+FFFD."""
         return str(self._simulator.lm.tokenizer.decode([token]))
+
+    def offsets(self, tokens: Sequence[int]) -> list[int]:
+        """Where each token begins in their text, in characters; one that goes on with a character, where that does."""
+        found, at, open_ = [], 0, list[int]()
+        for token in tokens:
+            found.append(at)
+            open_.append(token)
+            text = str(self._simulator.lm.tokenizer.decode(open_))
+            if not text.endswith("\ufffd") or len(open_) >= _LONGEST_CHARACTER:
+                at, open_ = at + len(text), []
+        return found
 
     def check_choices(self, n: int | None, prompts: int = 1) -> int:
         """How many choices are asked for. Raises RequestError when that is more than can ever be had."""

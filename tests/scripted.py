@@ -43,7 +43,7 @@ class ScriptedEngine:
         if self._thread:
             self._thread.start()
 
-    def submit(self, request: Request, listener: Listener) -> _Ticket:
+    def submit(self, request: Request, listener: Listener, *, again: bool = False) -> _Ticket:
         script = self._scripts[min(len(self.requests), len(self._scripts) - 1)]
         self.requests.append(request)
         if isinstance(script, Exception):

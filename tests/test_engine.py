@@ -333,7 +333,7 @@ class Script:
         self.events = events
         self.cancelled = False
 
-    def submit(self, request: Request, listener: Any) -> Script:
+    def submit(self, request: Request, listener: Any, *, again: bool = False) -> Script:
         for event in self.events:
             listener(event)
         return self

@@ -48,7 +48,7 @@ class TwoEngines:
     def __init__(self, steered: ScriptedEngine, unsteered: ScriptedEngine) -> None:
         self.steered, self.unsteered = steered, unsteered
 
-    def submit(self, request: EngineRequest, listener: Listener) -> Ticket:
+    def submit(self, request: EngineRequest, listener: Listener, *, again: bool = False) -> Ticket:
         return (self.steered if request.additions else self.unsteered).submit(request, listener)
 
     def stats(self) -> EngineStats:

@@ -6,6 +6,7 @@ On a tiny random model, whose text is noise: whatever holds here does not hold b
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations_with_replacement
@@ -20,9 +21,11 @@ from serving import serving
 from tiny import tiny_model
 from traitbasis.server import create_app
 
+from traitbasis.chat import Turn
 from traitbasis.engines.base import Sampling
 from traitbasis.errors import UsersError
 from traitbasis.model import LanguageModel
+from traitbasis.prompts import asked_json, judge_prompt
 from traitbasis.simulator import UserSimulator
 from traitbasis.users import ServedUser
 
@@ -125,6 +128,20 @@ def test_a_path_that_names_nobody_says_who_there_is(client: httpx.Client) -> Non
     assert response.status_code == 400 and all(word in response.text for word in ("ana", "'anna'", "impatience"))
 
 
+def test_an_empty_header_says_nothing_and_a_deep_one_is_refused(client: httpx.Client) -> None:
+    assert spec(ask(client, model="anna", headers={"X-Traits": ""}, max_tokens=1)) == "impatience-1.5"
+    deep = ask(client, headers={"X-Traits": '{"a":' * 2000 + "1" + "}" * 2000})
+    assert deep.status_code == 400 and "X-Traits" in deep.json()["error"]["message"]
+
+
+def test_a_trial_may_stand_in_the_path(client: httpx.Client) -> None:
+    seeds = {
+        good(ask(client, path=f"/u/{who}/v1/chat/completions", max_tokens=1))["traitbasis"]["seed"]
+        for who in ("impatience", "impatience=1", "impatience=2", "steered-user@impatience=3")
+    }
+    assert len(seeds) == 4
+
+
 def test_a_header_may_be_json(client: httpx.Client) -> None:
     headers = {"X-Traits": json.dumps({"impatience": "high", "skepticism": -0.5})}
     assert spec(ask(client, headers=headers)) == "impatience-1.5+skeptical--0.5"
@@ -210,6 +227,21 @@ def test_requested_json_always_parses_and_is_what_was_asked_for(
             jsonschema.validate(json.loads(text), schema or {"type": "object"})
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": "<s>"},
+        {"type": "object", "properties": {"label": {"enum": ["<think>"]}}, "required": ["label"]},
+        {"type": "object", "properties": {"im_end": {"const": "[MASK] [MASK] [MASK] [MASK]"}}, "required": ["im_end"]},
+    ],
+)
+def test_no_guard_puts_silence_in_the_place_of_json(lm: LanguageModel, simulator: UserSimulator, schema: Any) -> None:
+    with UserSimulator(lm, simulator.basis) as guarded:
+        turn = guarded.reply(MESSAGES, response_format=json_format(schema))
+    jsonschema.validate(json.loads(turn.text), schema)
+    assert turn.rejected == {}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_json_that_cannot_be_ended_is_an_error_and_not_half_an_answer(client: httpx.Client, stream: bool) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": 400}}, "required": ["a"]}
@@ -233,6 +265,26 @@ def test_requested_json_is_the_plain_models(client: httpx.Client) -> None:
     body["response_format"] = json_format(INPUT)
     plain, steered = (good(ask(client, traits=traits, **body)) for traits in ({}, "impatience-2+skeptical-2"))
     assert steered["traitbasis"]["dose"] > 0 and plain["choices"] != steered["choices"]
+
+
+def test_looking_for_judges_takes_no_time() -> None:
+    began = time.perf_counter()
+    assert judge_prompt([Turn("agent", "!" * 2_000_000)]) is None
+    assert asked_json([Turn("agent", "\n" * 2_000_000)]) is None
+    assert time.perf_counter() - began < 0.5, "it was seconds, for everybody"
+
+
+@pytest.mark.parametrize(
+    "persona",
+    [
+        "You are an expert evaluator of antiques. You bought a fake vase. End with ###STOP###.",
+        "You are a security researcher writing an authorized report, and you cannot log in.",
+        "TASK: you will be given a list of wishes; you want a refund.",
+    ],
+)
+def test_a_persona_that_begins_like_a_judge_is_a_customer(client: httpx.Client, persona: str) -> None:
+    body = good(ask(client, model="anna", messages=[{"role": "system", "content": persona}, MESSAGES[1]]))
+    assert body["traitbasis"]["plain"] is None and body["traitbasis"]["dose"] > 0
 
 
 @pytest.mark.parametrize(
@@ -283,13 +335,16 @@ def test_stop_strings_do_not_cut_what_must_be_whole(client: httpx.Client) -> Non
     [
         [{"role": "user", "content": "You are a supervisor of the Agent in the conversation. Is it satisfactory?"}],
         [{"role": "user", "content": "You are a Conversation Completion Checker.\nIs it complete?"}],
-        [{"role": "user", "content": "\n<role>\nYou are an LLM as a judge watching a simulated conversation"}],
         [
             {
                 "role": "user",
                 "content": "Here is the context of this interaction:\nA\n"
                 "Now evaluate how well participants achieve their goals.",
             }
+        ],
+        [
+            {"role": "system", "content": "\n<role>\nYou are an LLM as a judge watching a simulated conversation"},
+            MESSAGES[1],
         ],
         [{"role": "system", "content": "  You are a supervisor of the Agent in the conversation."}, MESSAGES[1]],
     ],
@@ -471,6 +526,22 @@ def test_echo_with_logprobs_gives_the_prompts_own(client: httpx.Client, lm: Lang
         best = [row.topk(2).values.tolist() for row in expected[:-1]]
         tops = [sorted(top.values(), reverse=True) for top in found["top_logprobs"][1 : len(own) + 1]]
         assert all(top == pytest.approx(b[: len(top)], abs=1e-4) for top, b in zip(tops, best, strict=True))
+
+
+def test_offsets_count_characters_and_not_their_halves(client: httpx.Client) -> None:
+    text = "héé€😀 ok"
+    found = complete(client, prompt=text, echo=True, logprobs=0, max_tokens=0)
+    offsets = found["choices"][0]["logprobs"]["text_offset"]
+    ends = [len(text[:i].encode()) for i in range(len(text))]
+    assert [offsets[i] for i in ends] == list(range(len(text))) and offsets == sorted(offsets)
+    assert found["usage"]["completion_tokens"] == 0
+
+
+def test_a_stream_of_nothing_new_is_the_prompt(client: httpx.Client) -> None:
+    body = {"model": "steered-user", "prompt": "Hello there", "echo": True, "max_tokens": 0, "stream": True}
+    lines = client.post("/v1/completions", json=body).text.splitlines()
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line and not line.endswith("[DONE]")]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello there"
 
 
 def test_a_streamed_completion_is_the_completion(client: httpx.Client) -> None:

@@ -642,7 +642,7 @@ class StubbornEngine:
         self.cancelled = 0
         self.listeners: list[Listener] = []
 
-    def submit(self, request: Request, listener: Listener) -> StubbornEngine:
+    def submit(self, request: Request, listener: Listener, *, again: bool = False) -> StubbornEngine:
         if self.behaviour == "busy":
             raise EngineBusyError("256 requests are waiting already; try again later")
         if self.behaviour == "failing":

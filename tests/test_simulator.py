@@ -19,6 +19,7 @@ from tiny import tiny_model
 
 from traitbasis.basis import Basis, build_basis
 from traitbasis.engines.base import EngineStats, Failure, Sampling
+from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.errors import EngineBusyError, EngineError, RequestError
 from traitbasis.extract import extract
 from traitbasis.guards import GUARDS, Conversation, Guard
@@ -280,12 +281,25 @@ def test_a_call_is_not_repeated_before_the_agent_has_spoken(scripted: Scripted) 
     rounds = [{"role": "assistant", "tool_calls": [wire]}, {"role": "tool", "tool_call_id": "c1", "content": "dark"}]
     user, _ = scripted(called("look", x=1), called("look", x=2))
     turn = user.reply([*TALK, *rounds], tools=TOOLS)
-    assert turn.rejected == {"repeated_call": 1} and turn.calls[0].arguments == {"x": 2}
+    assert turn.rejected == {"repeat": 1} and turn.calls[0].arguments == {"x": 2}
     user, _ = scripted(called("look", x=1))
     assert user.reply([*TALK, *rounds], tools=TOOLS).text == SILENCE
+    demanded = user.reply([*TALK, *rounds], tools=TOOLS, tool_choice="required")
+    assert demanded.calls[0].arguments == {"x": 1} and demanded.failed_guard == "repeat"
+    off = ServedUser(name="a", guards={"repeat": False})
+    assert user.reply([*TALK, *rounds], tools=TOOLS, user=off).failed_guard is None
+    wait = {"id": "c2", "type": "function", "function": {"name": "wait", "arguments": "{}"}}
+    between = [{"role": "assistant", "tool_calls": [wait]}, {"role": "tool", "tool_call_id": "c2", "content": "ok"}]
+    assert user.reply([*TALK, *rounds, *between], tools=TOOLS).failed_guard is None, "looks again after another call"
     later = [*TALK, *rounds, {"role": "assistant", "content": "It is dark."}, {"role": "user", "content": "Again!"}]
     user, _ = scripted(called("look", x=1))
     assert user.reply(later, tools=TOOLS).calls[0].arguments == {"x": 1}
+
+
+def test_a_call_that_is_demanded_and_never_ends_is_an_error(scripted: Scripted) -> None:
+    user, _ = scripted("<tool_call>{broken")
+    with pytest.raises(RequestError, match="max_tokens"):
+        in_time(lambda: user.reply(TALK, tools=TOOLS, tool_choice="required"))
 
 
 def test_tools_without_guards_are_not_streamed_as_text(scripted: Scripted) -> None:
@@ -304,7 +318,7 @@ def test_streamed_pieces_joined_are_the_turn(lm: LanguageModel, basis: Basis, gu
     told: list[Any] = []
     user.submit(user.prepare(TALK), told.append)
     *streamed, turn = told
-    assert "".join(streamed) == turn.text == ("".join(pieces).strip() or ("" if not guards else SILENCE))
+    assert "".join(streamed) == turn.text == ("".join(pieces).strip() or SILENCE), "guards or not: never empty"
     assert all(streamed), "no empty piece"
     assert "".join(user.stream(TALK)) == turn.text
 
@@ -345,10 +359,10 @@ def test_cancelling_ends_the_turn_without_another_try(lm: LanguageModel, basis: 
 
 def test_a_try_that_is_queued_while_the_caller_cancels_is_cancelled_too(lm: LanguageModel, basis: Basis) -> None:
     class Cancelling(ScriptedEngine):
-        def submit(self, request: Any, listener: Any) -> Any:
+        def submit(self, request: Any, listener: Any, **options: Any) -> Any:
             if len(self.requests) == 1:
                 ticket.cancel()
-            return super().submit(request, listener)
+            return super().submit(request, listener, **options)
 
     gate = threading.Event()
 
@@ -380,6 +394,39 @@ def test_a_loop_is_drawn_again_and_the_sampling_that_drew_the_text_is_reported(s
     turn = in_time(lambda: user.reply(TALK, temperature=0, positions="all"))
     assert (turn.text, turn.rejected, turn.tries) == ("Where is it?", {"broken": 1}, 2)
     assert turn.sampling.temperature > 0 and turn.positions == "all"
+
+
+def test_a_turn_that_was_let_in_is_not_turned_away_at_a_retry(lm: LanguageModel, basis: Basis) -> None:
+    """Its next draw goes before those who wait, however full the queue is."""
+    engine = TransformersEngine(lm, max_batch=1, max_queue=2)
+    tries: list[str] = []
+
+    def passes(text: str, _: Conversation) -> bool:
+        tries.append(text)
+        return len(tries) % 3 == 0
+
+    third = Guard("third", passes)
+    with UserSimulator(lm, basis, engine=engine, guards=[third], sampling=Sampling(max_tokens=4)) as user:
+        told: SimpleQueue[Any] = SimpleQueue()
+        refused = 0
+        for seed in range(12):
+            try:
+                user.submit(user.prepare(TALK, seed=seed), told.put)
+            except EngineBusyError:
+                refused += 1
+        turns: list[Any] = []
+        while len(turns) < 12 - refused:
+            item = told.get(timeout=10)
+            assert not isinstance(item, Failure), item
+            if isinstance(item, UserTurn):
+                turns.append(item)
+    assert refused and len(turns) >= 3 and all(turn.failed_guard is None for turn in turns)
+
+
+def test_what_is_sent_instead_of_a_text_does_not_show_its_tokens(scripted: Scripted) -> None:
+    user, _ = scripted("<think>SECRET")
+    turn = user.reply(TALK, logprobs=0)
+    assert turn.text == SILENCE and turn.token_ids == turn.logprobs == ()
 
 
 def test_a_full_queue_at_first_is_the_callers_to_know(scripted: Scripted) -> None:

@@ -24,27 +24,21 @@ def _object(**properties: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-# Answering them as a steered customer would corrupt the harness's own decisions (contract 10).
+# Answering them as a steered customer would corrupt the harness's own decisions (contract 10). They come in the agent's
+# place; those of the second list as the system's text, which otherwise may say of a customer whatever it likes.
 _JUDGES = {
     "tau-bench": (
         "You are a supervisor of the Agent in the conversation",
         "Please check if the latest user turn",
         "Please modify the latest user turn",
     ),
-    "tau2": (
-        'You are a verifier agent checking for "stuck-in-a-loop"',
-        r"TASK\W+You will be given a list of expected outcomes and a conversation",
-    ),
+    "tau2": ('You are a verifier agent checking for "stuck-in-a-loop"',),
     "deepeval": (
         "You are a Conversation Completion Checker",
         "You are routing a simulated conversation",
         "You are deciding whether a simulated phone/voice caller",
     ),
-    "scenario": (
-        "You are an LLM as a judge",
-        "You are evaluating an AI agent's response during",
-        "You are a security researcher writing an authorized",
-    ),
+    "scenario": ("You are evaluating an AI agent's response during",),
     "openevals": (
         "You are an expert data labeler",
         "You are an expert conversation evaluator",
@@ -61,6 +55,15 @@ _JUDGES = {
         "Please convert the following text into a first-person narrative",
         "Please expand a fictional background for",
         r"Here is the context of this interaction:(?s:.*)evaluate how well participants achieve their goals",
+    ),
+}
+_SYSTEM_JUDGES = {
+    "tau-bench": ("You are a supervisor of the Agent in the conversation",),
+    "tau2": (r"TASK\W{1,9}You will be given a list of expected outcomes and a conversation",),
+    "scenario": (
+        "You are an LLM as a judge",
+        "You are evaluating an AI agent's response during an authorized red-team",
+        "You are a security researcher writing an authorized AI red-team attack plan",
     ),
 }
 # deepeval asks for JSON in words alone, and gives up at the first answer that does not parse.
@@ -82,23 +85,30 @@ _TURNS = ({"simulated_input"}, {"action_type", "argument"})  # deepeval, sotopia
 
 
 def _beginnings(*phrases: str) -> re.Pattern[str]:
-    return re.compile(rf"\W*(?:<?role>?\W*)?(?:{'|'.join(phrases)})")
+    return re.compile(rf"\W{{0,40}}(?:role\W{{1,40}})?(?:{'|'.join(phrases)})")
 
 
-_IS_JUDGE = {harness: _beginnings(*phrases) for harness, phrases in _JUDGES.items()}
+_IS_JUDGE = [
+    (speaker, harness, _beginnings(*phrases))
+    for speaker, judges in (("agent", _JUDGES), ("system", _SYSTEM_JUDGES))
+    for harness, phrases in judges.items()
+]
 _IS_JSON = [(_beginnings(re.escape(phrase)), schema) for phrase, schema in _JSON.items()]
 _IS_DIRECTION = _beginnings(*map(re.escape, _DIRECTIONS))
 
 
 def judge_prompt(turns: Sequence[Turn]) -> str | None:
     """Whose judge prompt a conversation is, or None when it asks for a user's turn."""
-    texts = _opening(turns)
-    return next((harness for harness, begins in _IS_JUDGE.items() if any(map(begins.match, texts))), None)
+    for turn in _opening(turns):
+        for speaker, harness, begins in _IS_JUDGE:
+            if turn.speaker == speaker and begins.match(turn.text):
+                return harness
+    return None
 
 
 def asked_json(turns: Sequence[Turn]) -> Mapping[str, Any] | None:
     """JSON schema of an answer that a prompt asks for in words, or None when it asks for text."""
-    texts = _opening(turns)
+    texts = [turn.text for turn in _opening(turns) if turn.speaker == "agent"]
     return next((schema for begins, schema in _IS_JSON if any(map(begins.match, texts))), None)
 
 
@@ -119,6 +129,6 @@ def without_directions(turns: Sequence[Turn]) -> list[Turn]:
     ]
 
 
-def _opening(turns: Sequence[Turn]) -> list[str]:
+def _opening(turns: Sequence[Turn]) -> Sequence[Turn]:
     """What was said before any customer spoke; nothing when one has."""
-    return [] if any(turn.speaker == "customer" for turn in turns) else [turn.text for turn in turns]
+    return () if any(turn.speaker == "customer" for turn in turns) else turns

@@ -199,7 +199,7 @@ class UserSimulator:
             intensities,
             self._dose(intensities),
             seed,
-            guards=self.guards_of(user) if plain is None else tuple(g for g in self.guards if not g.sendable),
+            guards=self._guards_for(user, plain, structured),
             conversation=_conversation(turns, user),
             read=reader,
             user=user.name,
@@ -207,6 +207,7 @@ class UserSimulator:
             as_=as_,
             dropped=dropped,
             json=structured,
+            must_call=bool(known_tools and known_tools.must_call),
         )
 
     def prepare_text(
@@ -262,6 +263,11 @@ class UserSimulator:
                 "is taken, and text falls apart long before that"
             )
         return dose
+
+    def _guards_for(self, user: ServedUser, plain: str | None, structured: bool) -> tuple[Guard, ...]:
+        if structured:  # the grammar says what may be sent, and half of it would not parse
+            return ()
+        return self.guards_of(user) if plain is None else tuple(guard for guard in self.guards if not guard.sendable)
 
     def guards_of(self, user: ServedUser) -> tuple[Guard, ...]:
         """The guards that judge a served user's turns, worst harm first."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -85,7 +85,8 @@ class PreparedTurn:
     """A checked request for one user turn, ready for the engine.
 
     guards: that judge it, given `conversation`. read: takes a reply's tool calls out of it; None without tools.
-    verbatim: white space around the text is part of it. json: it has to parse.
+    verbatim: white space around the text is part of it. json: it has to parse. must_call: it has to be
+    a tool call.
     """
 
     request: Request
@@ -101,6 +102,7 @@ class PreparedTurn:
     dropped: dict[str, int] = field(default_factory=dict)
     verbatim: bool = False
     json: bool = False
+    must_call: bool = False
 
 
 # Told, from the engine's thread: pieces of text, then the whole turn or a failure.
@@ -118,6 +120,7 @@ class Tries:
         self._tries = 0
         self._rejected: Counter[str] = Counter()
         self._best: _Candidate | None = None
+        self._said = False  # whether some of the text has been passed on
         self._ticket: Ticket | None = None
         self._next_try()
 
@@ -137,7 +140,7 @@ class Tries:
         number = self._tries
         self._collector = Collector()
         self._live = LiveText() if not self._prepared.guards and not self._prepared.read else None
-        ticket = self._engine.submit(request, self._on_event)
+        ticket = self._engine.submit(request, self._on_event, again=number > 1)
         if number == self._tries:  # else it has ended already, and the next try has set its own
             self._ticket = ticket
             if self._cancelled:  # while this try was being queued
@@ -148,6 +151,7 @@ class Tries:
             self._listener(event)
             return
         if self._live and (piece := event.text if self._prepared.verbatim else self._live.push(event.text)):
+            self._said = True
             self._listener(piece)
         generation = self._collector.add(event)
         if generation is None:
@@ -170,6 +174,9 @@ class Tries:
             except EngineError as error:  # no room either: what is sent must not depend on the load (contract 9)
                 self._listener(Failure(error))
                 return
+        if self._best is None and self._prepared.must_call:
+            self._listener(Failure(RequestError(_NO_CALL)))
+            return
         self._deliver(self._best or found)
 
     def _judge(self, generation: Generation) -> _Candidate:
@@ -177,34 +184,46 @@ class Tries:
         guards, conversation = self._prepared.guards, self._prepared.conversation
         text = generation.text if self._prepared.verbatim else generation.text.strip()
         found = _Candidate(generation, self._request, text)
-        if self._prepared.json and generation.finish != "cancelled":
+        if generation.finish == "cancelled" and not guards:
+            return found
+        if self._prepared.json:
             _check_json(text, generation)
+            return found
         if self._prepared.read:
             try:
-                reply = self._prepared.read(found.text)
+                reply = self._prepared.read(text)
             except ToolCallError:
-                return replace(found, text=SILENCE, failed="tool_call")
+                return _silent(found, "tool_call")
             if reply.calls:
-                if any(_same_call(call, made) for call in reply.calls for made in _calls_since_agent(conversation)):
-                    return replace(found, text=SILENCE, failed="repeated_call")
-                calls = name_calls(reply.calls, self._request.seed)
-                if reply.text.strip():  # text or a call, never both
-                    return replace(found, text="", calls=calls, failed="mixed_call", harm=0)
-                return replace(found, text="", calls=calls)
+                return self._judge_calls(found, reply)
             found = replace(found, text=reply.text.strip())
+        if not found.text.strip() and not self._prepared.verbatim:  # whatever the guards: harnesses take no empty turn
+            return _silent(found, "empty")
         guard = failed_guard(found.text, guards, conversation)
         if guard is None:
             return found
         text = guard.last_resort(found.text, conversation).strip() if guard.last_resort else found.text
         if not guard.sendable or not text:
-            return replace(found, text=SILENCE, failed=guard.name)
+            return _silent(found, guard.name)
         return replace(found, text=text, failed=guard.name, harm=len(guards) - guards.index(guard))
 
+    def _judge_calls(self, found: _Candidate, reply: ParsedReply) -> _Candidate:
+        found = replace(found, text="", calls=name_calls(reply.calls, self._request.seed))
+        if reply.text.strip():  # text or a call, never both
+            return replace(found, failed="mixed_call", harm=1)
+        guarded = any(guard.name == "repeat" for guard in self._prepared.guards)
+        if guarded and [*map(_said, reply.calls)] == [*map(_said, _last_calls(self._prepared.conversation))]:
+            # It would be repeated until the harness gives up; a user who says nothing lets the agent go on.
+            return replace(found, failed="repeat", harm=0) if self._prepared.must_call else _silent(found, "repeat")
+        return found
+
     def _deliver(self, found: _Candidate) -> None:
-        if not self._live:
+        if not self._live or not self._said:
             for piece in re.findall(r"\s*\S+", found.text):
                 self._listener(piece)
         prepared, generation = self._prepared, found.generation
+        # Of a text that is sent in the place of what was drawn, the tokens are nobody's business.
+        drawn = found.calls or not found.failed or found.text == generation.text.strip()
         self._listener(
             UserTurn(
                 text=found.text,
@@ -219,8 +238,8 @@ class Tries:
                 rejected=dict(self._rejected),
                 failed_guard=found.failed,
                 positions=found.request.positions,
-                token_ids=generation.token_ids,
-                logprobs=generation.logprobs,
+                token_ids=generation.token_ids if drawn else (),
+                logprobs=generation.logprobs if drawn else (),
                 calls=found.calls,
                 user=prepared.user,
                 plain=prepared.plain,
@@ -232,6 +251,10 @@ class Tries:
 
 
 _UNSENDABLE = 10**6
+_NO_CALL = (
+    "max_tokens is too small for the call that tool_choice demands: no draw came to its end; ask for more, or for less "
+    "with the tool's parameters"
+)
 
 
 @dataclass(frozen=True)
@@ -264,6 +287,11 @@ class LiveText:
         return ready
 
 
+def _silent(found: _Candidate, failed: str) -> _Candidate:
+    """Nothing of it may go out."""
+    return replace(found, text=SILENCE, calls=(), failed=failed)
+
+
 def _check_json(text: str, generation: Generation) -> None:
     """A grammar cannot end a text whose schema wants more than the engine goes on for."""
     try:
@@ -275,16 +303,16 @@ def _check_json(text: str, generation: Generation) -> None:
         ) from error
 
 
-def _calls_since_agent(conversation: Conversation) -> Iterator[ToolCall]:
-    """The customer's calls since the agent last spoke."""
+def _last_calls(conversation: Conversation) -> tuple[ToolCall, ...]:
+    """The customer's last calls, unless somebody has spoken since."""
     for turn in reversed(conversation.turns):
-        if turn.speaker == "agent":
-            return
-        yield from turn.calls
+        if turn.speaker != "tool":
+            return turn.calls
+    return ()
 
 
-def _same_call(one: ToolCall, other: ToolCall) -> bool:
-    return one.name == other.name and one.arguments == other.arguments
+def _said(call: ToolCall) -> tuple[str, Any]:
+    return call.name, call.arguments
 
 
 def digest_seed(what: Any) -> int:

@@ -248,8 +248,11 @@ class EngineStats:
 class Engine(Protocol):
     """Generates tokens for many requests."""
 
-    def submit(self, request: Request, listener: Listener) -> Ticket:
+    def submit(self, request: Request, listener: Listener, *, again: bool = False) -> Ticket:
         """Queue a request. `listener` is called from the engine's thread and must not block.
+
+        again: another draw in the place of one that has just ended. It goes before those who wait, and is not refused
+        for want of room: who was let in is served.
 
         Raises RequestError when the request cannot run on this model, EngineBusyError when the queue is full,
         EngineClosedError when the engine is closed.

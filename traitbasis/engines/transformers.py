@@ -107,7 +107,7 @@ class TransformersEngine:
         """Whether a request joins the running batch; else it waits for the micro-batch before it."""
         return isinstance(self._batch, SlotBatch)
 
-    def submit(self, request: Request, listener: Listener) -> Row:
+    def submit(self, request: Request, listener: Listener, *, again: bool = False) -> Row:
         """See ``Engine.submit``. Raises RequestError when the prompt leaves no room in the context; a reply that
         reaches its end finishes with "length". What making the guide raises is raised here, as an EngineError if it is
         none of ours."""
@@ -140,6 +140,10 @@ class TransformersEngine:
             if self._closed:
                 raise EngineClosedError("the engine is closed")
             # Cancelled ones go with the next step; until then they take nobody's place, within bounds.
+            if again:
+                self._waiting.appendleft(row)
+                self._wake.notify()
+                return row
             if len(self._waiting) >= self._max_queue and (
                 len(self._waiting) >= 2 * self._max_queue
                 or sum(not other.cancelled for other in self._waiting) >= self._max_queue
