@@ -48,13 +48,16 @@ def rejects(name: str, text: str, conversation: Conversation = LATER) -> bool:
 # --- text alone -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\t ", "\u200b", "\ufeff \u00ad", "\u2028\x00\x1b"])
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "\n\t ", "\u200b", "\ufeff \u00ad", "\u2028\x00\x1b", "\u3164", "\u2800 \u2800", "\u0301", "\ufe0f"],
+)
 def test_what_nobody_would_see_is_empty(text: str) -> None:
     """Faults 6, 8 and 10: never an empty completion."""
     assert rejects("empty", text) and not BY_NAME["empty"].sendable
 
 
-@pytest.mark.parametrize("text", ["a", "?", "...", "👍", "なし", "  ok\n"])
+@pytest.mark.parametrize("text", ["a", "?", "...", "👍", "e\u0301", "\u2800x", "한글", "なし", "  ok\n"])
 def test_what_can_be_seen_is_not_empty(text: str) -> None:
     assert not rejects("empty", text)
 
@@ -70,6 +73,15 @@ def test_what_can_be_seen_is_not_empty(text: str) -> None:
         "think> I should say yes",  # fault 16: half a tag
         "◁think▷ so",
         "<reasoning>short</reasoning> Yes.",
+    ],
+)
+def test_thoughts_are_not_for_the_agent(text: str) -> None:
+    assert rejects("thought", text) and not BY_NAME["thought"].sendable
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "Okay, the user wants me to ask for a refund. I should be impatient.",  # fault 13
         "Okay, so the user is asking for the order number.",
         "Hmm, let's see. The customer wants an exchange.",
@@ -84,13 +96,28 @@ def test_what_can_be_seen_is_not_empty(text: str) -> None:
         "Inner monologue: I am angry.\nRefund me.",
     ],
 )
-def test_thoughts_are_not_for_the_agent(text: str) -> None:
-    assert rejects("thought", text) and not BY_NAME["thought"].sendable
+def test_a_model_does_not_talk_to_itself_about_its_part(text: str) -> None:
+    """Prose can be a customer's after all: it is avoided, and sent when nothing better comes."""
+    assert rejects("reasoning", text) and BY_NAME["reasoning"].sendable
+    assert all(not rejects(guard.name, text) for guard in GUARDS if not guard.sendable)
 
 
 @pytest.mark.parametrize(
     "text",
     [
+        "Okay, so the customer has to pay for shipping?",
+        "We need to reply as soon as possible.",
+        "I need to respond with a decision by Friday.",
+        "So the customer is always right?",
+        "The user wants to reset her password, can you do that?",
+        "The customer says the parcel never came.",
+        "So the agent wants me to call back?",
+        "As the customer, I should be able to cancel.",
+        "As the customer I must say I'm disappointed.",
+        "I have to act like an adult here.",
+        "Let me draft a letter to my lawyer.",
+        "Let me think about what to do.",
+        "I must respond as the customer service rep told me.",
         "I think it was Monday.",
         "Okay, the user manual says to hold the button.",
         "Okay, the agent yesterday told me something else.",
@@ -105,7 +132,7 @@ def test_thoughts_are_not_for_the_agent(text: str) -> None:
     ],
 )
 def test_a_customer_may_think_aloud(text: str) -> None:
-    assert not rejects("thought", text)
+    assert not rejects("thought", text) and not rejects("reasoning", text)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +153,22 @@ def test_a_customer_may_think_aloud(text: str) -> None:
         "Yes.im_end",
         "caf\ufffd",
         "▁Hello▁there",
+        "[/SYS] hello",
+        "[PAD][PAD]",
+    ],
+)
+def test_a_templates_debris_is_rejected(text: str) -> None:
+    assert rejects("special_token", text) and not BY_NAME["special_token"].sendable
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "System: You are a customer of a shop.",
+        "Yes.\nassistant\nSure, it is done.",
+        "My lamp is broken.\n\nAgent: I'm sorry to hear that.\n\nUser: Thanks.",
+        "Customer: Refund me now.",
+        "User: #W100\nAgent: Thank you.",
         "assistant: I want a refund.",
         "User: I want a refund.",
         "I want a refund.\nAgent: Sure!",
@@ -136,13 +179,24 @@ def test_a_customer_may_think_aloud(text: str) -> None:
         "User Response: hi",
     ],
 )
-def test_a_templates_debris_is_rejected(text: str) -> None:
-    assert rejects("special_token", text) and not BY_NAME["special_token"].sendable
+def test_a_turn_is_no_transcript(text: str) -> None:
+    """What speaks for others too is avoided, and sent when nothing better comes: it may be a list of details."""
+    assert rejects("transcript", text) and BY_NAME["transcript"].sendable
+    assert all(not rejects(guard.name, text) for guard in GUARDS if not guard.sendable)
 
 
 @pytest.mark.parametrize(
     "text",
     [
+        "My details:\nUser: mia_li_3668",
+        "User: mia_li_3668\nOrder: #W100",
+        "Customer: Mia Li, order #W100",
+        "System: Windows 11\nRouter: AX3000",
+        "The screen says [SYS] error",
+        "Agent: Sarah, badge 12.\nDate: May 3",
+        "Customer: Mia Li\nAgent: Sarah",
+        "I saved the chat. It says:\nAgent: I will refund it.",
+        "I wore a [mask].\nuser: mia",
         "I am the user of this account: it is in my name.",
         "My user id: mei_kovacs_8020",
         "Username: mei",
@@ -157,7 +211,7 @@ def test_a_templates_debris_is_rejected(text: str) -> None:
     ],
 )
 def test_ordinary_text_holds_no_special_tokens(text: str) -> None:
-    assert not rejects("special_token", text)
+    assert not rejects("special_token", text) and not rejects("transcript", text)
 
 
 def test_a_thought_is_welcome_where_the_instruction_asks_for_it() -> None:
@@ -166,7 +220,7 @@ def test_a_thought_is_welcome_where_the_instruction_asks_for_it() -> None:
     assert failed_guard("Thought:\nThey greet me.\n\nUser Response:\nMy lamp is too bright.", GUARDS, react) is None
     assert failed_guard("Thought:\nAll done.\n\nUser Response:\n###STOP###", GUARDS, react) is None
     for reply, name in [
-        ("Thought:\nThey greet me.", "thought"),
+        ("Thought:\nThey greet me.", "reasoning"),
         ("Thought:\nhm\n\nUser Response:\n", "empty"),
         ("Thought:\nhm\n\nUser Response:\nThanks! ###STOP###", "stop_token"),
         ("Thought:\nhm\n\nUser Response:\nHow may I assist you?", "role_flip"),
@@ -194,6 +248,61 @@ def test_a_thought_is_welcome_where_the_instruction_asks_for_it() -> None:
 )
 def test_the_instruction_names_the_stop_tokens(system: str, tokens: str | tuple[str, ...]) -> None:
     assert named_stop_tokens(system) == tuple(tokens.split() if isinstance(tokens, str) else tokens)
+
+
+TAU_BENCH = """You are a user interacting with an agent.
+Rules:
+- Just generate one line at a time to simulate the user's message.
+- If the instruction goal is satisified, generate '###STOP###' as a standalone message without anything else to end."""
+
+
+@pytest.mark.parametrize(
+    ("system", "tokens"),
+    [
+        (TAU_BENCH, "###STOP###"),
+        (
+            "- If the task goal is satisfied, generate the '###STOP###' token to end the conversation.\n"
+            "- If you are transferred to another agent, generate the '###TRANSFER###' token.\n"
+            "- If the scenario lacks information, generate the '###OUT-OF-SCOPE###' token.",
+            "###STOP### ###TRANSFER### ###OUT-OF-SCOPE###",
+        ),
+        (TAU_BENCH + "\n- If your feelings are ignored, generate '###UNSATISFIED###'.", "###STOP### ###UNSATISFIED###"),
+        ("You are Bo, who wants a refund. When you have it, reply with <END> and nothing else.", "<END>"),
+        ("Play a caller.\n- Be brief.\n- Once your problem is solved, output exactly:\n[DONE]", "[DONE]"),
+        ("Finish the conversation with ***DONE***. Do not say ***DONE*** before the agent agreed.", "***DONE***"),
+        ("Speak as a guest. To hang up, you say `__DONE__`, or send [GIVE_UP].", "__DONE__"),
+        ("You want a table. End your last message with ##Exit##.", "##Exit##"),
+        ("Leave when you like: type '[FAREWELL]' to end the chat.", "[FAREWELL]"),
+        ("Your name is [NAME]. Say [NAME] and send <ORDER_ID> when asked. **Done** is a brand.", ""),
+        ("Never output <END> or any other tag. Write plain text.", ""),
+        ("Write your answer as <DONE>yes</DONE>.", ""),
+        ("The log reads [DONE] at the end of each job; __END__ closes a Perl file.", ""),
+        ("Send the photos. See [END] of the manual, and [DONE](http://x.example).", ""),
+        ("Reply with [YES] or [NO]. Say <END_DATE> and [START] aloud.", ""),
+    ],
+)
+def test_other_marks_are_stop_tokens_where_the_instruction_says_to_send_them(system: str, tokens: str) -> None:
+    assert named_stop_tokens(system) == tuple(tokens.split())
+
+
+@pytest.mark.parametrize("token", ["<END>", "[DONE]", "***DONE***", "__DONE__", "##Exit##", "bye"])
+def test_a_told_token_is_a_token_like_others(token: str) -> None:
+    told = talk(HELLO, ASKED, HELLO, tokens=(token,))
+    assert failed_guard(token, GUARDS, told) is None
+    assert rejects("stop_token", f"Thanks. {token}", told)
+    assert rejects("stop_early", token, talk(HELLO, ASKED, ("agent", "Shall I cancel it?"), tokens=(token,)))
+    assert BY_NAME["stop_token"].last_resort is not None
+    assert BY_NAME["stop_token"].last_resort(f"Thanks. {token}", told) == "Thanks."
+
+
+def test_a_word_as_a_token_is_a_word_of_its_own() -> None:
+    own = talk(HELLO, ASKED, HELLO, tokens=("bye", "all done"))
+    assert BY_NAME["stop_token"].last_resort is not None
+    cut = BY_NAME["stop_token"].last_resort
+    for text in ["Goodbyes are hard", "byes", "We are all donenow", "bye_1"]:
+        assert not rejects("stop_token", text, own) and cut(text, own) == text
+    for text, left in [("Goodbyes, bye for now", "Goodbyes, for now"), ("Is it all done?", "Is it ?")]:
+        assert rejects("stop_token", text, own) and cut(text, own) == left
 
 
 @pytest.mark.parametrize("token", [*TOKENS, " ###STOP###\n"])
@@ -303,6 +412,11 @@ WAITING = [
     "I would cancel the order and refund the gift card. Do you want to go ahead with that?",
 ]
 FINISHED = [
+    "Done. Your order is cancelled. Please confirm you received the email.",
+    "Your refund is done. Is that okay?",
+    "Transferred. Shall I close this chat?",
+    "I've cancelled it and refunded the card. Does that work for you?",
+    "All done. Could you please confirm receipt of the email?",
     "Done, #W1 is cancelled. Is there anything else I can help you with?",
     "Your exchange is set up. You will get an email with the label. Have a nice day!",
     "The refund was issued this morning.",
@@ -335,6 +449,17 @@ def test_a_customer_does_not_leave_while_a_yes_is_awaited(last: str) -> None:
 @pytest.mark.parametrize("last", FINISHED)
 def test_a_customer_may_leave_when_nothing_is_asked(last: str) -> None:
     assert not rejects("stop_early", "###STOP###", talk(HELLO, ASKED, ("agent", last)))
+
+
+def test_a_customer_who_insists_may_leave_unless_the_agent_does_wait() -> None:
+    leave = BY_NAME["stop_early"].last_resort
+    assert leave is not None
+    for last in ["Do you want to go ahead? Is there anything else?", "Shall I book it? Tell me. I am here. Bye. Bye."]:
+        unsure = talk(HELLO, ASKED, ("agent", last))
+        assert rejects("stop_early", "###STOP###", unsure) and leave("###STOP###", unsure) == "###STOP###"
+    for last in ["I have cancelled the hotel. Shall I cancel the flight too?", "Once it is refunded, is that okay?"]:
+        waiting = talk(HELLO, ASKED, ("agent", last))
+        assert rejects("stop_early", "###STOP###", waiting) and leave("###STOP###", waiting) == ""
 
 
 # --- repeats ----------------------------------------------------------------------------------------------------------
@@ -551,6 +676,7 @@ def test_no_shipped_response_is_rejected_in_its_context(trait: str) -> None:
 
 def test_guards_can_be_switched_off_one_by_one() -> None:
     assert choose_guards({}) == GUARDS == choose_guards(dict.fromkeys(BY_NAME, True))
+    assert [guard.name for guard in GUARDS if not guard.sendable] == ["empty", "thought", "special_token"]
     for name in BY_NAME:
         assert choose_guards({name: False}) == tuple(guard for guard in GUARDS if guard.name != name)
     assert choose_guards(dict.fromkeys(BY_NAME, False)) == ()
@@ -619,7 +745,8 @@ def test_no_guard_raises_on_any_text_and_conversation(text: str, conversation: C
         assert guard.passes(text, conversation) in (True, False)
         if guard.last_resort:
             cut = guard.last_resort(text, conversation)
-            assert not any(token in cut for token in conversation.stop_tokens if token.strip())
+            if guard.name != "stop_early" or cut not in conversation.legal_tokens:
+                assert not (conversation.token_pattern and conversation.token_pattern.search(cut))
             rest = iter(text)
             assert all(character in rest for character in cut if not character.isspace())  # it only takes away
     named_stop_tokens(text)
@@ -628,7 +755,8 @@ def test_no_guard_raises_on_any_text_and_conversation(text: str, conversation: C
 ADVERSARIAL = (  # repeated to fill a text, one by one
     'a| |\n|#|# |#A|##A|A##|<|< |"|“|1|1 |1,|1.|1-|11 |(11|a1-|a@|@|a.|$1|$|-|_|a_1|?|. |? |é|\u200b|\u0301|<s |[[A|<<A'
     "|i |i will |your |you are |thank you for |the user |okay |would you like to |- do |your order a |let me check a "
-    "|is that a |said |paid |at 11|ab cd ef gh |555 010 2345, |x W123 "
+    "|is that a |said |paid |at 11|agent:\n|user: a\n|say <END> |__A|***A|is done. is that ok? |sorry for the wait |"
+    "ab cd ef gh |555 010 2345, |x W123 "
 )
 
 
@@ -643,6 +771,16 @@ def test_every_guard_takes_linear_time() -> None:
             if guard.last_resort:
                 guard.last_resort(text, conversation)
             assert time.perf_counter() - begin < 2, (guard.name, piece)
+
+
+def test_what_depends_on_the_conversation_alone_can_be_worked_out_before() -> None:
+    prepared = talk(HELLO, ASKED)
+    prepared.prepare()
+    before = dict(vars(prepared))
+    for guard in GUARDS:
+        guard.passes("###STOP### I want my lamp, order #W100.", prepared)
+    assert vars(prepared).keys() == before.keys() >= {"known", "instruction_words", "rule_words", "awaited"}
+    assert prepared == talk(HELLO, ASKED)
 
 
 def test_a_turn_is_judged_within_milliseconds() -> None:

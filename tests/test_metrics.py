@@ -225,18 +225,26 @@ def test_what_the_role_flip_rule_catches_of_the_agents_in_the_shipped_pairs() ->
     "text",
     [
         'You wrote "thank you for your patience" three times.',
+        "What is your order cancellation policy?",
+        "Thank you for your patience, I'm looking for the order number now.",
+        "Sorry for the wait, my user id is mia_li_3668.",
         "You wrote “how can I help you today” three times.",
         "Your colleague told me my refund was approved and your order number was wrong.",
         "The page keeps asking for your date of birth.",
     ],
 )
-def test_what_a_customer_quotes_or_reports_is_no_flip(text: str) -> None:
+def test_what_a_customer_quotes_reports_or_says_of_their_own_is_no_flip(text: str) -> None:
     assert not is_role_flip(text)
 
 
 @pytest.mark.parametrize(
     "text",
     [
+        "Let me find that for you.",  # a customer might; an agent does all day
+        "Would you like me to process the return at a store?",
+        "What is your order number?",
+        "Thank you for your patience, I'm looking into the order now.",
+        "Sorry for the wait, my system is slow today.",
         '"How can I help you today?"',  # a model's habit: all of it in quotation marks
         "She said no. Please confirm your email.",
         "As I said, your refund has been approved.",

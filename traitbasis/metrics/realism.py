@@ -35,6 +35,12 @@ _HANDLE = (
     r"(?:process|refund|issue|update|initiat|escalat|arrang|submitt?|schedul|transferr?|upgrad|credit|verif|locat|waiv"
     r"|expedit|dispatch|appl|rebook|reissu|reset|unlock|mov|chang|book|cancell?)(?:e|es|ed|ing|y|ied)?"
 )
+# Courtesy is a customer's where it goes on so: "..., my user id is", "..., I'm looking for the order number".
+_NOT_MINE = (
+    r"(?![^?]{0,40}\b(?:my (?:(?!support|system|\w+ing)\w+ )?(?:ids?|numbers?|order|booking|reservation|account|e-?mail"
+    r"|card|address|receipt|invoice|phone|zip|postcode|password|username|reference)\b|(?:looking|searching) for"
+    r" (?:the|my) (?:\w+ )?(?:numbers?|ids?|code|reference|receipt|invoice|card|letter|e-?mail)\b))"
+)
 _THANKS = r"thank(?:s| you)(?: (?:so much|very much|again))? for "
 
 _OFFERS = (
@@ -80,9 +86,10 @@ _COMPANY = (
     r"my (?:support team|customer (?:service|support))",
     rf"{_THANKS}(?:contacting|calling|reaching(?: out)?|chatting)(?! me| back)",
     rf"{_THANKS}(?:choosing|shopping|holding|being (?:a|our)|letting us know)",
-    rf"{_THANKS}your (?:patience(?! with me)|inquiry|enquiry|interest|order|business|purchase|loyalty)",
+    rf"{_THANKS}your (?:patience(?! with me){_NOT_MINE}|inquiry|enquiry|interest|order|business|purchase|loyalty)",
     rf"{_THANKS}(?:providing|confirming|sharing|sending|verifying) (?:\w+ ){{0,2}}your",
-    r"(?:sorry|apologi[sz]e|apologies) for (?:the|any|this|your)(?: \w+)? (?:inconvenience|loss|frustration|wait)\b",
+    r"(?:sorry|apologi[sz]e|apologies) for (?:the|any|this|your)(?: \w+)? (?:inconvenience|loss|frustration)\b",
+    rf"(?:sorry|apologi[sz]e|apologies) for (?:the|any|this|your)(?: \w+)? wait\b{_NOT_MINE}",
     r"(?:sorry|apologi[sz]e|apologies) for (?:the|any|this) inconvenience",
     r"sorry for your (?:loss|trouble|frustration|experience)",
     r"sorry to hear (?:about (?:your|the)|(?:that )?(?:you|your|the))",
@@ -114,6 +121,7 @@ _REQUESTS = (
     r"(?:may|could|can) i (?:please )?(?:have|get|ask for) (?:your (?:full|order|booking|account|e-?mail|phone"
     r"|name and)|the (?:last four|account|booking|order|reservation|member\w*) )",
     r"what(?:'s| is) (?:your (?:order|booking|reservation|account|enquiry|inquiry|concern)\b"
+    r"(?! (?:\w+ ){0,2}(?:polic(?:y|ies)|process|procedure|fees?|rules?|limits?|terms|hours|deadline|times?)\b)"
     r"|the (?:order|booking|reservation|account|member) (?:number|id|reference))(?! for (?:this|my))",
     r"for (?:security|verification) (?:purposes|reasons)",
     r"what e-?mail (?:address )?(?:did you|is (?:on|linked|associated))",
