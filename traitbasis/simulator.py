@@ -361,4 +361,6 @@ def _instructed(turns: list[Turn], user: ServedUser) -> list[Turn]:
 def _conversation(turns: Sequence[Turn], user: ServedUser) -> Conversation:
     system = "\n".join(turn.text for turn in turns if turn.speaker == "system")
     tokens = named_stop_tokens(system) if user.stop_tokens is None else tuple(user.stop_tokens)
-    return Conversation(tuple(turns), tokens)
+    conversation = Conversation(tuple(turns), tokens)
+    conversation.prepare()  # here, and not in the engine's thread
+    return conversation
