@@ -5,17 +5,21 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Two OpenMP threads on a busy two-core machine run ten times slower than one.
-test test-harnesses check dose-table vectors bench soak: export OMP_NUM_THREADS ?= 1
+test test-harnesses fuzz check dose-table vectors bench soak: export OMP_NUM_THREADS ?= 1
 # litellm asks the network for prices at import otherwise.
 test: export LITELLM_LOCAL_MODEL_COST_MAP = True
 
-.PHONY: demo test test-harnesses check format dose-table vectors bench soak clean
+.PHONY: demo test test-harnesses fuzz check format dose-table vectors bench soak clean
 
 demo: $(VENV)/.core
 	$(BIN)/traitbasis demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest
+
+# At least 5,000 requests that nobody thought of; the same every time, unless SEED=7. TIMES=10 sends more.
+fuzz: $(VENV)/.test
+	$(BIN)/python -m pytest tests/fuzz --least 5000 --timeout 3600 $(SEED:%=--hypothesis-seed=%) $(TIMES:%=--times=%)
 
 # Every harness that PyPI has, unmodified, against `traitbasis serve`; each group in an environment of its own.
 test-harnesses: $(VENV)/.core $(VENV)/harnesses/openai1/.installed $(VENV)/harnesses/openai3/.installed
@@ -57,12 +61,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing TraitBasis into $(VENV) (once)"
+	@echo "installing TraitBasis into $(VENV) (once; some minutes without a word)"
 	$(PIP) --editable .
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.core | $(BIN)/python
-	@echo "installing what the tests need into $(VENV) (once)"
+	@echo "installing what the tests need into $(VENV) (once; a minute or two)"
 	$(PIP) --editable '.[test]'
 	@touch $@
 
