@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from continuous import BLOCK, BLOCK_BYTES, SLOTS, STRONG, by_full_forwards, endless, running, tiny_lm, watching_all
+from continuous import (
+    BLOCK,
+    BLOCK_BYTES,
+    SLOTS,
+    STRONG,
+    alone,
+    by_full_forwards,
+    endless,
+    running,
+    tiny_lm,
+    watching_all,
+)
 from reference import (
     Gate,
     Listener,
@@ -59,6 +71,22 @@ def test_a_growing_conversation_reads_only_what_is_new_and_says_the_same(archite
             prompt = (*prompt, *found.token_ids, *prompt_of(7 + 4 * turn, seed=5))
         assert warm.stats().prompt_tokens == cold.stats().prompt_tokens
         assert cold.stats().cached_tokens == 0
+
+
+@pytest.mark.parametrize("architecture", SLOTS)
+def test_a_prefix_is_read_from_the_cache_after_idle_slots_were_given_back(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contract 9: long conversations give their slot back when nobody runs; the next turn reads it as if they had not."""
+    monkeypatch.setattr("traitbasis.engines.transformers._KEPT_SLOT_BYTES", 0)
+    lm, request = tiny_lm(architecture), endless(prompt_of(75), 10)
+    with running(lm) as engine:
+        first = generate(engine, request)
+        deadline = time.monotonic() + 10
+        while engine.stats().slot_bytes:
+            assert time.monotonic() < deadline, "never given back"
+        assert generate(engine, request) == first == alone(lm, request)
+        assert engine.stats().cached_tokens == 64
 
 
 @pytest.mark.parametrize("architecture", SLOTS)

@@ -92,6 +92,11 @@ class Slots:
 
     def write(self, slot: int, blocks: Sequence[Sequence[Tensor]]) -> None:
         """Fill a slot from column 0 on with what ``read`` returned."""
+        if not self._filled():  # they were given back since; the blocks say what they looked like
+            used = [layer for layer in self._layers if layer.is_initialized]
+            for layer, keys, values in zip(used, blocks[0][::2], blocks[0][1::2], strict=True):
+                layer.keys = keys.new_zeros(self._rows, self._columns, *keys.shape[1:])
+                layer.values = values.new_zeros(self._rows, self._columns, *values.shape[1:])
         for number, store in enumerate(self._stores()):
             parts = [block[number] for block in blocks]
             torch.cat(parts, out=store[slot, : sum(len(part) for part in parts)])
