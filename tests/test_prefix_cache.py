@@ -77,7 +77,7 @@ def test_a_growing_conversation_reads_only_what_is_new_and_says_the_same(archite
 def test_a_prefix_is_read_from_the_cache_after_idle_slots_were_given_back(
     architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Contract 9: long conversations give their slot back when nobody runs; the next turn reads it as if they had not."""
+    """Contract 9: a long conversation gives its slot back when nobody runs; its next turn reads it all the same."""
     monkeypatch.setattr("traitbasis.engines.transformers._KEPT_SLOT_BYTES", 0)
     lm, request = tiny_lm(architecture), endless(prompt_of(75), 10)
     with running(lm) as engine:
