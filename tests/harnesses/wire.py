@@ -61,6 +61,12 @@ class Recorder:
         self.exchanges.append(Exchange(path, headers, _json(body), status, _json(answer)))
         return status, answer
 
+    def asked_again(self, exchange: Exchange) -> Any:
+        """What the same request gets now."""
+        status, answer = self.answer(exchange.path, exchange.headers, json.dumps(exchange.sent).encode())
+        assert status == 200, answer
+        return self.exchanges.pop().got
+
     @property
     def turns(self) -> list[Exchange]:
         """Chat completions, in order; every one of them was answered."""

@@ -33,13 +33,15 @@ def test_a_telecom_simulation_is_played_with_the_users_thirty_tools(
     assert all(turn.made_by["traits"] == {"skeptical": 0.5} for turn in turns)
     assert all(message["usage"]["completion_tokens"] > 0 for message in said)
     assert len({turn.sent["seed"] for turn in turns}) == 1 and "temperature" not in turns[0].sent
+    assert user.asked_again(turns[-1])["choices"] == turns[-1].got["choices"]
 
 
 def test_a_users_tool_calls_are_read_run_and_shown_to_the_user(
     user: Recorder, agent: ScriptedAgent, tmp_path: Path
 ) -> None:
     """Forced, since the embedded model seldom calls by itself."""
-    code = block("tau2-bench", "bash").replace('"extra_body"', '"tool_choice": "required", "extra_body"')
+    code = block("tau2-bench", "bash").replace("--max-steps 8", "--max-steps 5")
+    code = code.replace('"extra_body"', '"tool_choice": "required", "extra_body"')
     simulation = _simulation(user, agent, tmp_path, code)
     assert simulation["termination_reason"] in ("max_steps", "too_many_errors")
     calls = [turn.message["tool_calls"][0] for turn in user.turns]
