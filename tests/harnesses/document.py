@@ -43,7 +43,7 @@ def run_shell(code: str, user_url: str, folder: Path, **environment: str) -> str
         env={**os.environ, "PATH": path, **environment},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=840,
     )
     output = ran.stdout + ran.stderr
     assert ran.returncode == 0, textwrap.indent(output[-6000:], "  ")
