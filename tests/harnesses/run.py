@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 HERE = Path(__file__).parent.absolute()
 GROUPS = ("openai1", "openai3")
@@ -57,12 +58,18 @@ def served() -> Iterator[str]:
         try:
             url = f"http://127.0.0.1:{port}"
             if not _ready(f"{url}/ready", server):
-                log.seek(0)
-                sys.exit(f"traitbasis serve did not start:\n{log.read().decode(errors='replace')[-4000:]}")
+                sys.exit(f"traitbasis serve did not start:\n{_end(log)}")
             yield url
+            if server.poll() is not None:
+                sys.exit(f"traitbasis serve ended by itself:\n{_end(log)}")
         finally:
             server.terminate()
             server.wait(60)
+
+
+def _end(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read().decode(errors="replace")[-4000:]
 
 
 def _ready(url: str, server: subprocess.Popen[bytes]) -> bool:
