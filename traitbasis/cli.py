@@ -107,7 +107,7 @@ def extract(
     Examples: traitbasis extract --trait impatience; traitbasis extract --pairs mine.yaml --model ./my-model
     """
     from traitbasis.extract import extract as extract_vector
-    from traitbasis.pairs import known_traits, lexical_shortcuts, load_pairs
+    from traitbasis.pairs import known_traits, load_pairs
 
     if bool(trait) == (pairs is not None):
         raise typer.BadParameter("give either --trait or --pairs")
@@ -115,7 +115,7 @@ def extract(
     pair_sets = [load_pairs(source) for source in sources]  # every file is checked before the model is loaded
     chosen = [pair_set.for_extraction(n_pairs) for pair_set in pair_sets]
     for pair_set in pair_sets:
-        for word, gap in lexical_shortcuts(pair_set.pairs).items():
+        for word, gap in pair_set.shortcuts().items():
             err.print(
                 f"[yellow]{pair_set.trait}: {escape(repr(word))} tells the sides apart by itself "
                 f"({gap:+.0%} of positives against negatives); the vector may write the word and not the trait[/yellow]"

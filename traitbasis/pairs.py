@@ -85,7 +85,7 @@ class Pair(_Strict):
         return context
 
     @model_validator(mode="after")
-    def _same_facts_similar_length(self) -> Pair:
+    def _same_facts(self) -> Pair:
         if self.positive == self.negative:
             raise ValueError("fields 'positive' and 'negative' are the same text")
         for side in ("positive", "negative"):
@@ -95,13 +95,12 @@ class Pair(_Strict):
                     raise ValueError(
                         f"field {side!r} does not contain the fact {fact!r}; both sides must keep every fact"
                     )
-        lengths = [len(_WORD.findall(text)) for text in (self.positive, self.negative)]
-        if max(lengths) > LENGTH_RATIO * min(lengths):
-            raise ValueError(
-                f"field 'positive' has {lengths[0]} words and field 'negative' {lengths[1]}; "
-                f"the longer may have at most {LENGTH_RATIO} times the words of the shorter"
-            )
         return self
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Words of the positive and of the negative response."""
+        return len(_WORD.findall(self.positive)), len(_WORD.findall(self.negative))
 
     @property
     def turn(self) -> Literal["first", "late"]:
@@ -110,12 +109,18 @@ class Pair(_Strict):
 
 
 class PairSet(_Strict):
-    """The pairs of one trait, in file order."""
+    """The pairs of one trait, in file order.
+
+    markers: words and marks that belong to the trait (``please`` to politeness) and are no shortcut. length_free: the
+    trait is a matter of length (terse, rambling), so its two sides may differ in it.
+    """
 
     trait: Name
     definition: Text
     opposite: Text
     aliases: tuple[Name, ...] = ()
+    markers: tuple[Text, ...] = ()
+    length_free: bool = False
     pairs: Annotated[tuple[Pair, ...], Field(min_length=1)]
 
     @field_validator("trait")
@@ -133,6 +138,23 @@ class PairSet(_Strict):
                 raise ValueError(f"pair {pair.id!r}: field 'id' is used twice")
             seen.add(pair.id)
         return self
+
+    @model_validator(mode="after")
+    def _sides_are_of_similar_length(self) -> PairSet:
+        for pair in () if self.length_free else self.pairs:
+            positive, negative = pair.lengths
+            if max(pair.lengths) > LENGTH_RATIO * min(pair.lengths):
+                raise ValueError(
+                    f"pair {pair.id!r}: field 'positive' has {positive} words and field 'negative' {negative}; the "
+                    f"longer may have at most {LENGTH_RATIO} times the words of the shorter (length_free: true lifts "
+                    "this for a trait that is a matter of length)"
+                )
+        return self
+
+    def shortcuts(self, threshold: float = 0.4) -> dict[str, float]:
+        """``lexical_shortcuts`` of all pairs, but for the trait's own markers."""
+        own = {marker.casefold() for marker in self.markers}
+        return {word: gap for word, gap in lexical_shortcuts(self.pairs, threshold).items() if word not in own}
 
     def select(self, *uses: Use) -> tuple[Pair, ...]:
         """The pairs marked with one of `uses`, in file order."""
