@@ -1,0 +1,3 @@
+from traitbasis.cli import main
+
+main()
