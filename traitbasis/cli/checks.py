@@ -101,7 +101,7 @@ def bench(
     lm = load_lm(model, device, dtype, quantize, device_map, threads)
     load = Workload(lm, find_basis(lm, basis), tokens)
     figures: dict[str, Any] = {"made_with": made_with(load)}
-    measured = measure(load_lm, sorted(map(int, counts)), turns=turns, quick=quick, only=names)
+    measured = measure(load, sorted(map(int, counts)), turns=turns, quick=quick, only=names)
     while True:
         with err.status("measuring"):
             name, found = next(measured, ("", None))
