@@ -34,6 +34,10 @@ class UsersError(TraitBasisError):
     """A file of served users is invalid; names the file, the user and the field."""
 
 
+class AnnotationError(TraitBasisError):
+    """A sheet for annotators or a file of votes cannot be made or read; names the file, the line and the item."""
+
+
 class RequestError(TraitBasisError):
     """A generation request cannot be served as asked (empty conversation, too long, bad sampling value).
 
