@@ -1,8 +1,9 @@
 """The basis ``P_B``: one column per trait, each at its own layer, with the scale that makes intensity 1.0 "medium".
 
 A column is a row of a trait vector; a request's intensities x become coefficients ``c = x * s`` and, per layer, one
-float32 sum ``sum_i c_i P_i`` (contract 5). Until automatic selection and calibration exist, the layer is the middle of
-the stack and the scale gives every trait the same default dose.
+float32 sum ``sum_i c_i P_i`` (contract 5). Where nothing was measured, the layer is the middle of the stack and the
+scale gives every trait the same default dose; calibration stores with a column what its levels are, and the dose beyond
+which text is damaged.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
 from importlib import resources
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from traitbasis.errors import ArtifactError
 from traitbasis.model import LanguageModel
-from traitbasis.spec import Traits, parse_traits
+from traitbasis.spec import LEVELS, MAX_INTENSITY, Traits, parse_traits
 from traitbasis.trait_vector import (
     Provenance,
     TraitVector,
@@ -38,11 +40,33 @@ DEFAULT_DOSE = 0.2
 
 
 @dataclass(frozen=True)
+class CurvePoint:
+    """What was measured of a trait at one dose.
+
+    expression: how much of the trait is in a turn, with its confidence band. facts: share of the facts to be kept that
+    are. damage: what the limit bounds.
+    """
+
+    dose: float
+    expression: float
+    expression_low: float
+    expression_high: float
+    facts: float
+    damage: float
+
+
+@dataclass(frozen=True)
 class Column:
     """One trait of a basis.
 
     layer: the decoder layer it is added at. scale: s, the coefficient of intensity 1.0. layer_norm: mean norm of a
     response token's hidden state at that layer. provenance: of the trait vector the column was taken from.
+
+    Of calibration: low, high: intensities of these levels; "medium" is 1.0 by definition of the scale. limit: the dose
+    beyond which damage passes what was allowed; None where it was not measured. steerable: False for a trait that did
+    not screen on this model, which is served only when forced. curve: what was measured, by rising dose.
+
+    Raises ArtifactError, naming column, field and value, for what cannot be.
     """
 
     trait: str
@@ -51,13 +75,59 @@ class Column:
     layer_norm: float
     aliases: tuple[str, ...]
     provenance: Provenance
+    low: float = LEVELS["low"]
+    high: float = LEVELS["high"]
+    limit: float | None = None
+    steerable: bool = True
+    curve: tuple[CurvePoint, ...] = ()
 
     def __post_init__(self) -> None:
         if type(self.layer) is not int or self.layer < 0:
             raise ArtifactError(f"layer {self.layer!r} of column {self.trait!r} is no layer number")
-        for name, value in (("scale", self.scale), ("layer_norm", self.layer_norm)):
-            if not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ArtifactError(f"{name} {value!r} of column {self.trait!r} is not a positive number")
+        for name in ("scale", "layer_norm", *(("limit",) if self.limit is not None else ())):
+            self._check(name, "a positive number", 0, inf)
+        self._check("low", "a number between 0 and 1, which is medium", 0, 1)
+        self._check("high", f"a number between 1, which is medium, and {MAX_INTENSITY}", 1, MAX_INTENSITY)
+        if not isinstance(self.steerable, bool):
+            raise ArtifactError(f"steerable {self.steerable!r} of column {self.trait!r} is not true or false")
+        before = -inf
+        for point in self.curve:
+            for name, value in asdict(point).items():
+                if not _is_number(value):
+                    raise ArtifactError(f"curve of column {self.trait!r} has the {name} {value!r}, which is no number")
+            if not before < point.dose:
+                raise ArtifactError(
+                    f"curve of column {self.trait!r} has dose {point.dose!r} after {before!r}; they must rise"
+                )
+            before = point.dose
+
+    def _check(self, name: str, what: str, above: float, below: float) -> None:
+        value = getattr(self, name)
+        if not _is_number(value) or not above < value < below:
+            raise ArtifactError(f"{name} {value!r} of column {self.trait!r} is not {what}")
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """Intensities of the levels, weakest first."""
+        return {"low": self.low, "medium": 1.0, "high": self.high}
+
+
+@dataclass(frozen=True)
+class LayerLoad:
+    """What a request adds at one layer.
+
+    dose: of the composed addition. limit: the dose that this mixture of traits may have there, inf where no trait of it
+    has a limit.
+    """
+
+    layer: int
+    dose: float
+    limit: float
+
+    @property
+    def share(self) -> float:
+        """How much of the limit is used; 1 is all of it."""
+        return self.dose / self.limit
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,9 +186,15 @@ class Basis:
                 raise ArtifactError(f"column {column.trait!r} (layer {column.layer}) does not fit {lm.name}")
 
     def parse(self, traits: Traits) -> dict[str, float]:
-        """Intensities by trait. Raises TraitSpecError for a trait that is not in this basis."""
+        """Intensities by trait, a level's those of its trait. Raises TraitSpecError for a trait that is not in this
+        basis."""
         aliases = {alias: column.trait for column in self.columns for alias in column.aliases}
-        return parse_traits(traits, self.traits, aliases)
+        return parse_traits(traits, self.traits, aliases, self.levels)
+
+    @property
+    def levels(self) -> dict[str, dict[str, float]]:
+        """Intensities of low, medium and high, by trait."""
+        return {column.trait: column.levels for column in self.columns}
 
     def additions(self, intensities: Mapping[str, float]) -> dict[int, Tensor]:
         """What is added to the residual stream, ``(d_model,)`` float32 by layer; empty when every intensity is 0."""
@@ -132,12 +208,44 @@ class Basis:
 
     def dose(self, intensities: Mapping[str, float]) -> float:
         """Dose of the composed addition, ``|sum_i c_i P_i| / layer norm``; of several layers the largest."""
-        doses = [0.0]
-        for z, addition in self.additions(intensities).items():
+        return max((load.dose for load in self.loads(intensities)), default=0.0)
+
+    def loads(self, intensities: Mapping[str, float]) -> tuple[LayerLoad, ...]:
+        """Dose and limit of the composed addition at each layer that gets one, lowest layer first.
+
+        The limit is the mean of the limits L_i of the traits asked for there, weighted by their own doses
+        ``d_i = |c_i P_i| / norm_i``: the harmonic mean ``sum_i d_i / sum_i (d_i / L_i)``. So traits that push the same
+        way use up the sum of what each would use alone, and one without a limit (which counts as infinite) takes
+        nothing from the others' and gives them nothing.
+
+        A limit is measured for the positive pole; the negative one has the same by symmetry, unmeasured.
+        """
+        loads = []
+        for z, addition in sorted(self.additions(intensities).items()):
+            asked = [
+                (column, abs(intensities[column.trait]) * column.scale * float(direction.norm()) / column.layer_norm)
+                for column, direction in zip(self.columns, self.matrix.T, strict=True)
+                if column.layer == z and intensities.get(column.trait)
+            ]
             # Each trait measured the layer's norm on its own pairs; those that are asked for count.
-            norms = [c.layer_norm for c in self.columns if c.layer == z and intensities.get(c.trait)]
-            doses.append(float(addition.norm()) * len(norms) / sum(norms))
-        return max(doses)
+            norm = sum(column.layer_norm for column, _ in asked) / len(asked)
+            used = sum(own / column.limit for column, own in asked if column.limit is not None)
+            limit = sum(own for _, own in asked) / used if used else inf
+            loads.append(LayerLoad(z, float(addition.norm()) / norm, limit))
+        return tuple(loads)
+
+    def load_share(self, intensities: Mapping[str, float]) -> float:
+        """How much of the damage limit a composed request uses: 1 is all of it, and one trait's is dose over limit.
+
+        Shares of several layers are summed, since additions pile up in the one residual stream. Traits without a limit
+        use nothing. Limits are the positive pole's, taken for the negative one by symmetry (see ``loads``).
+        """
+        return sum(load.share for load in self.loads(intensities))
+
+    def known_share(self, intensities: Mapping[str, float]) -> float | None:
+        """``load_share`` for a report: None where a trait that is asked for has no limit."""
+        unknown = any(column.limit is None and intensities.get(column.trait) for column in self.columns)
+        return None if unknown else self.load_share(intensities)
 
     def cosine(self) -> Tensor:
         """Cosine between columns, ``(k, k)``. Columns at different layers are compared all the same."""
@@ -159,6 +267,7 @@ class Basis:
                         **entry,
                         "aliases": tuple(entry["aliases"]),
                         "provenance": provenance_from(entry["provenance"]),
+                        "curve": tuple(CurvePoint(**point) for point in entry.get("curve", ())),
                     }
                 )
                 for entry in description["columns"]
@@ -171,7 +280,22 @@ class Basis:
         return basis
 
     def _description(self) -> dict[str, Any]:
-        return {"columns": [asdict(column) for column in self.columns]}
+        return {"columns": [_described(column) for column in self.columns]}
+
+
+def _described(column: Column) -> dict[str, Any]:
+    """Fields of a column but for those that stand at their default: a basis that knows nothing of calibration keeps its
+    file and its fingerprint."""
+    defaults = {field.name: field.default for field in fields(Column) if field.default is not MISSING}
+    return {
+        name: value
+        for name, value in asdict(column).items()
+        if name not in defaults or getattr(column, name) != defaults[name]
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -inf < value < inf
 
 
 def build_basis(

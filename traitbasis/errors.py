@@ -30,12 +30,20 @@ class TraitSpecError(TraitBasisError):
     """A request names an unknown trait or an intensity that is no level and no finite number."""
 
 
+class OverLimitError(TraitSpecError):
+    """A request's traits are more than their model was found to bear, or one is not steerable on it; can be forced."""
+
+
 class UsersError(TraitBasisError):
     """A file of served users is invalid; names the file, the user and the field."""
 
 
 class AnnotationError(TraitBasisError):
     """A sheet for annotators or a file of votes cannot be made or read; names the file, the line and the item."""
+
+
+class JudgeError(TraitBasisError):
+    """A judge cannot be asked (no package, URL, key or model), or nothing that it answers can be read."""
 
 
 class RequestError(TraitBasisError):

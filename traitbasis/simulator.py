@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from importlib.metadata import version
+from math import floor, inf, log10
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -40,7 +41,7 @@ from traitbasis.engines.base import (
     as_engine_error,
 )
 from traitbasis.engines.transformers import TransformersEngine
-from traitbasis.errors import RequestError, TraitSpecError
+from traitbasis.errors import OverLimitError, RequestError, TraitSpecError
 from traitbasis.grammar import json_grammar
 from traitbasis.guards import GUARDS, Conversation, Guard, named_stop_tokens
 from traitbasis.model import LanguageModel, load_model
@@ -52,8 +53,10 @@ from traitbasis.users import DEFAULT_USER, ServedUser
 
 # Stands in for a harness's instruction when a conversation has no system message.
 DEFAULT_INSTRUCTION = "You are a customer talking to a support agent. Write the customer's next message."
-# Keeps arithmetic finite, no more: what a trait bears on a model is a matter of calibration.
+# Keeps arithmetic finite, no more, and cannot be forced: what a model bears of a trait, its calibrated limit says.
 MAX_DOSE = 10.0
+# A level that was calibrated to stand at the limit must not be refused for the rounding of float32.
+_FULL = 1 + 1e-5
 
 
 class UserSimulator:
@@ -130,6 +133,7 @@ class UserSimulator:
         trial: int | str = 0,
         choice: int = 0,
         positions: Positions = "generated",
+        force: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: Any = None,
         response_format: Mapping[str, Any] | None = None,
@@ -138,7 +142,9 @@ class UserSimulator:
         """Check a request and render its prompt, without generating. Other arguments and errors as for ``reply``.
 
         user: whose turn it is. choice: which of several replies to one request and seed this is. positions:
-        ``generated`` keeps the past clean, ``all`` steers the prompt too, as the paper's plain form. tools,
+        ``generated`` keeps the past clean, ``all`` steers the prompt too, as the paper's plain form. force: serve traits
+        beyond their damage limit and those that are not steerable on this model (OverLimitError otherwise); None means
+        as the served user says, whose default is no. It changes nothing else, the derived seed included. tools,
         tool_choice: in OpenAI's form, the user's own tools; the turn is then text or a call. response_format: in
         OpenAI's form; ``json_object`` and ``json_schema`` get JSON of that schema. sampling: fields of ``Sampling``
         that differ from the user's and the simulator's.
@@ -155,6 +161,7 @@ class UserSimulator:
         asked = user.traits if traits is None else traits
         intensities = self.basis.parse({} if judge or (structured and not is_turn_schema(schema)) else asked)
         self.basis.parse(asked)  # a misspelt trait is told even where it is not used
+        load = self._load(intensities, user.force if force is None else force)
         drawn = _changed(_changed(self.sampling, user.sampling), sampling)
         if plain is None:
             turns = _instructed(turns, user)
@@ -197,8 +204,8 @@ class UserSimulator:
         return PreparedTurn(
             request,
             intensities,
-            self._dose(intensities),
-            seed,
+            seed=seed,
+            **load,
             guards=self._guards_for(user, plain, structured),
             conversation=_conversation(turns, user),
             read=reader,
@@ -220,6 +227,7 @@ class UserSimulator:
         trial: int | str = 0,
         choice: int = 0,
         positions: Positions = "generated",
+        force: bool | None = None,
         prompt_logprobs: int | None = None,
         **sampling: Any,
     ) -> PreparedTurn:
@@ -228,6 +236,7 @@ class UserSimulator:
             check_characters("prompt", prompt)
         ids = list(self.lm.tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else list(prompt)
         intensities = self.basis.parse(user.traits if traits is None else traits)
+        load = self._load(intensities, user.force if force is None else force)
         drawn = _changed(_changed(self.sampling, user.sampling), sampling)
         seed = self._seed(seed, trial, [intensities, ids, drawn, positions])
         request = Request(
@@ -239,8 +248,7 @@ class UserSimulator:
             positions=positions,
             prompt_logprobs=prompt_logprobs,
         )
-        dose = self._dose(intensities)
-        return PreparedTurn(request, intensities, dose, seed, user=user.name, plain="completion", verbatim=True)
+        return PreparedTurn(request, intensities, seed=seed, user=user.name, plain="completion", verbatim=True, **load)
 
     def _seed(self, seed: int | None, trial: int | str, what: list[Any]) -> int:
         if not isinstance(trial, int | str):
@@ -255,14 +263,40 @@ class UserSimulator:
             raise RequestError(f"seed must be a whole number, not {seed!r}")
         return seed
 
-    def _dose(self, intensities: Mapping[str, float]) -> float:
+    def _load(self, intensities: Mapping[str, float], force: bool) -> dict[str, Any]:
+        """Fields of a turn that say how much is added. Raises TraitSpecError when that is too much."""
+        if not isinstance(force, bool):
+            raise RequestError(f"force is {force!r:.200}; it must be true or false")
         dose = self.basis.dose(intensities)
         if not dose <= MAX_DOSE:
             raise TraitSpecError(
                 f"{format_traits(intensities)} adds {dose:.3g} times the size of a hidden state; at most {MAX_DOSE:g} "
                 "is taken, and text falls apart long before that"
             )
-        return dose
+        problem = self._over_limit(intensities)
+        if problem and not force:
+            raise OverLimitError(problem)
+        return {"dose": dose, "share": self.basis.known_share(intensities), "forced": bool(problem)}
+
+    def _over_limit(self, intensities: Mapping[str, float]) -> str | None:
+        """Why these traits are served only when forced, if they are."""
+        spec, way_out = format_traits(intensities), "`force: true` serves it all the same"
+        if stiff := [c.trait for c in self.basis.columns if not c.steerable and intensities.get(c.trait)]:
+            return (
+                f"{spec} asks for what is not steerable on {self.lm.name}, by its screening: {', '.join(stiff)}; "
+                f"leave it out, or {way_out}"
+            )
+        share = self.basis.load_share(intensities)
+        if share <= _FULL:
+            return None
+        doses = " and ".join(
+            f"{load.dose:.3g} at layer {load.layer} ({f'limit {load.limit:.3g}' if load.limit < inf else 'no limit'})"
+            for load in self.basis.loads(intensities)
+        )
+        return (
+            f"{spec} is a dose of {doses}: {share:.3g} times what {self.lm.name} was found to bear before its text is "
+            f"damaged; multiply each intensity by {_rounded_down(1 / share):.3g} at most, or {way_out}"
+        )
 
     def _guards_for(self, user: ServedUser, plain: str | None, structured: bool) -> tuple[Guard, ...]:
         if structured:  # the grammar says what may be sent, and half of it would not parse
@@ -324,6 +358,12 @@ class UserSimulator:
                     return
         finally:
             ticket.cancel()  # nothing to cancel when it ended
+
+
+def _rounded_down(value: float) -> float:
+    """To three digits."""
+    unit = 10.0 ** (floor(log10(value)) - 2)
+    return floor(value / unit) * unit
 
 
 def _changed(sampling: Sampling, changes: Mapping[str, Any]) -> Sampling:

@@ -14,7 +14,7 @@ from typing import Any
 
 from traitbasis.errors import TraitSpecError
 
-# Numbers for the levels until a basis is calibrated: fixed fractions of its columns' scale.
+# Intensities of the levels for a trait that was not calibrated: fixed fractions of its column's scale.
 LEVELS = {"off": 0.0, "none": 0.0, "low": 0.5, "medium": 1.0, "high": 1.5}
 _NOTHING = ("off", "none")  # as a whole spec: unsteered
 MAX_INTENSITY = 1000  # far beyond any use; keeps sums finite
@@ -23,12 +23,18 @@ Traits = str | Mapping[str, Any] | None
 _PART = re.compile(r"^(?P<trait>[A-Za-z][A-Za-z0-9_]*)(?:-(?P<intensity>-?[A-Za-z0-9.]+))?$")
 
 
-def parse_traits(traits: Traits, known: Collection[str], aliases: Mapping[str, str] | None = None) -> dict[str, float]:
+def parse_traits(
+    traits: Traits,
+    known: Collection[str],
+    aliases: Mapping[str, str] | None = None,
+    levels: Mapping[str, Mapping[str, float]] | None = None,
+) -> dict[str, float]:
     """Intensities by trait name, off ones left out, in a fixed order.
 
-    known: the traits there are. aliases: other spellings, such as ``{"skepticism": "skeptical"}``. A trait without an
-    intensity in a text spec is "medium"; an empty spec, "off" and "none" are unsteered. Raises TraitSpecError for an
-    unknown trait (naming the known ones), a trait given twice, or an intensity that is no level and no finite number.
+    known: the traits there are. aliases: other spellings, such as ``{"skepticism": "skeptical"}``. levels: intensities
+    by level, by trait; ``LEVELS`` where it says nothing. A trait without an intensity in a text spec is "medium"; an
+    empty spec, "off" and "none" are unsteered. Raises TraitSpecError for an unknown trait (naming the known ones), a
+    trait given twice, or an intensity that is no level and no finite number.
     """
     if traits is None or (isinstance(traits, str) and traits.strip().casefold() in ("", *_NOTHING)):
         return {}
@@ -55,7 +61,7 @@ def parse_traits(traits: Traits, known: Collection[str], aliases: Mapping[str, s
             raise TraitSpecError(f"unknown trait {name!r}; known: {', '.join(sorted(known)) or 'none'}")
         if trait in intensities:
             raise TraitSpecError(f"trait {trait!r} is given twice")
-        intensities[trait] = _intensity(trait, value)
+        intensities[trait] = _intensity(trait, value, {**LEVELS, **(levels or {}).get(trait, {})})
     return {trait: intensities[trait] for trait in sorted(intensities) if intensities[trait] != 0}
 
 
@@ -69,18 +75,18 @@ def _digits(value: float) -> str:
     return f"{Decimal(repr(float(value))):f}".removesuffix(".0")
 
 
-def _intensity(trait: str, value: Any) -> float:
+def _intensity(trait: str, value: Any, levels: Mapping[str, float]) -> float:
     if value is None:
         return 0.0
     if isinstance(value, str):
         text = value.strip().casefold()
-        if text in LEVELS:
-            return LEVELS[text]
+        if text in levels:
+            return levels[text]
         with suppress(ValueError):
             value = float(text)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_INTENSITY:
         raise TraitSpecError(
-            f"intensity {value!r} of trait {trait!r} is no level ({', '.join(LEVELS)}) and no number from "
+            f"intensity {value!r} of trait {trait!r} is no level ({', '.join(levels)}) and no number from "
             f"-{MAX_INTENSITY} to {MAX_INTENSITY}"
         )
     return float(value)

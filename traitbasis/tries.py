@@ -46,9 +46,10 @@ class UserTurn:
 
     text: empty when the turn is tool calls. calls: the user's tool calls; a turn is text or calls, never both.
     user: name of the served user. intensities: what was asked for, off traits left out. dose: of the composed addition.
-    seed: with it the same request gets this turn again. sampling: as this text was drawn; after a rejection a greedy
-    draw gets a temperature. tries: generations it took. rejected: how many were rejected, by guard. failed_guard: set
-    when tries ran out and the text fails that guard. plain: why this is no user's turn but the plain model's answer.
+    share: how much of the damage limit that is, None where a trait that was asked for has no limit. forced: it would
+    have been refused otherwise. seed: with it the same request gets this turn again. sampling: as this text was drawn;
+    after a rejection a greedy draw gets a temperature. tries: generations it took. rejected: how many were rejected, by
+    guard. failed_guard: set when tries ran out and the text fails that guard. plain: why this is no user's turn but the plain model's answer.
     as_: header it stands under, None for a text that was gone on with.
     dropped: turns of the conversation that were left out for want of room, by speaker. token_ids: as generated, the
     one that ended the turn included. logprobs: one a token, where asked for. prompt_logprobs: one a prompt token but
@@ -75,6 +76,8 @@ class UserTurn:
     as_: As | None = None
     dropped: dict[str, int] = field(default_factory=dict)
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    share: float | None = None
+    forced: bool = False
 
     def __str__(self) -> str:
         return self.text
@@ -103,6 +106,8 @@ class PreparedTurn:
     verbatim: bool = False
     json: bool = False
     must_call: bool = False
+    share: float | None = None
+    forced: bool = False
 
 
 # Told, from the engine's thread: pieces of text, then the whole turn or a failure.
@@ -245,6 +250,8 @@ class Tries:
                 plain=prepared.plain,
                 as_=prepared.as_,
                 dropped=prepared.dropped,
+                share=prepared.share,
+                forced=prepared.forced,
                 prompt_logprobs=generation.prompt_logprobs or (),
             )
         )

@@ -8,6 +8,7 @@
         guards: {role_flip: false}
         stop_tokens: ["###STOP###"]
         context: refuse
+        force: true
 
 Everything but the name may be left out.
 """
@@ -44,6 +45,7 @@ class ServedUser(BaseModel):
     differ from the simulator's, but for logprobs. guards: switches, by name.
     stop_tokens: the tokens this user may end a conversation with; by default those that the system prompt names.
     context: what happens to a conversation that is too long: its oldest agent turns are left out, or it is refused.
+    force: traits beyond their limit and traits that are not steerable are served, where a request does not say no.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -55,6 +57,7 @@ class ServedUser(BaseModel):
     guards: dict[str, bool] = Field(default_factory=dict)
     stop_tokens: list[str] | None = None
     context: Context = "truncate"
+    force: bool = False
 
     @field_validator("name")
     @classmethod
