@@ -38,6 +38,10 @@ class UsersError(TraitBasisError):
     """A file of served users is invalid; names the file, the user and the field."""
 
 
+class SweepError(TraitBasisError):
+    """A layer sweep cannot be run or read: other settings than its file's, a damaged file, nothing to choose from."""
+
+
 class AnnotationError(TraitBasisError):
     """A sheet for annotators or a file of votes cannot be made or read; names the file, the line and the item."""
 
