@@ -4,6 +4,9 @@ A model id is ``NAME[@TRAITS][=TRIAL]``, such as ``steered-user@impatience-high+
 the first of: the body (``traits``, ``trait_dict``, ``trait``, also inside ``extra_body``), the header ``X-Traits``, the
 path ``/u/<traits or NAME[@TRAITS]>/v1/…``, the model id; else they are the served user's own. The path's user wins over
 the model id's, whose name may then be anything: some harnesses do not let one choose it.
+
+Whether they are served beyond their limits (``force``) is taken from the body, the header ``X-TraitBasis-Force``, the
+served user; not from names, which are written down once and then forgotten.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
 
-from traitbasis.errors import TraitBasisError, TraitSpecError, UsersError
+from traitbasis.errors import RequestError, TraitBasisError, TraitSpecError, UsersError
 from traitbasis.simulator import UserSimulator
 from traitbasis.spec import Traits, parse_traits
 from traitbasis.users import DEFAULT_USER, ServedUser, check_users
@@ -34,11 +37,12 @@ IN_PATH = [Depends(_spec)]
 
 @dataclass(frozen=True)
 class Asked:
-    """traits: None means the user's own. trial: as the request gave it, 0 when it did not."""
+    """traits, force: None means the user's own. trial: as the request gave it, 0 when it did not."""
 
     user: ServedUser
     traits: Traits
     trial: int | str
+    force: bool | None
 
 
 class Directory:
@@ -49,6 +53,7 @@ class Directory:
 
     def __init__(self, simulator: UserSimulator, users: Sequence[ServedUser] = ()) -> None:
         self._traits = simulator.basis.traits
+        self._steerable = [column.trait for column in simulator.basis.columns if column.steerable]
         self._aliases = {alias: column.trait for column in simulator.basis.columns for alias in column.aliases}
         check_users(users, self._traits, self._aliases)
         for user in users:
@@ -58,7 +63,7 @@ class Directory:
     @property
     def ids(self) -> list[str]:
         """Model ids to choose from."""
-        examples = [f"{DEFAULT_USER.name}@{trait}-medium" for trait in self._traits]
+        examples = [f"{DEFAULT_USER.name}@{trait}-medium" for trait in self._steerable]
         return [DEFAULT_USER.name, *examples, *(name for name in self.users if name != DEFAULT_USER.name)]
 
     def find(self, model: str) -> tuple[ServedUser, Traits, str | None]:
@@ -86,7 +91,10 @@ class Directory:
             trial = trial_of_path or trial
         channels = (*body.traits_of_body(), _header(request), of_path, of_model)
         traits = next((said for said in channels if said is not None), None)
-        return Asked(user, traits, next((t for t in (body.trial, request.headers.get("x-trial"), trial) if t), 0))
+        force = next((said for said in (*body.force_of_body(), _force(request)) if said is not None), None)
+        return Asked(
+            user, traits, next((t for t in (body.trial, request.headers.get("x-trial"), trial) if t), 0), force
+        )
 
     def _as_traits(self, segment: str) -> str:
         try:
@@ -134,3 +142,10 @@ def _header(request: Request) -> Traits:
     except (ValueError, RecursionError) as error:
         raise TraitSpecError(f"X-Traits is neither a trait spec nor a JSON object: {value!r:.200}") from error
     return dict(mapping)
+
+
+def _force(request: Request) -> bool | None:
+    value = request.headers.get("x-traitbasis-force", "").strip().casefold()
+    if value not in ("", "true", "false"):
+        raise RequestError(f"X-TraitBasis-Force is {value!r:.200}; it must be true or false")
+    return value == "true" if value else None

@@ -88,6 +88,7 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
                     trial=asked.trial,
                     choice=choice,
                     positions=body.positions,
+                    force=asked.force,
                     prompt_logprobs=echoed,
                     **options,
                 )

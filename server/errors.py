@@ -21,6 +21,7 @@ from traitbasis.errors import (
     ChatTemplateError,
     EngineBusyError,
     EngineClosedError,
+    OverLimitError,
     RequestError,
     TraitBasisError,
     TraitSpecError,
@@ -81,6 +82,8 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
             return 404, error_body(text, kind, "model", "model_not_found")
         case UnknownTraitError():
             return 422, error_body(text, kind, "trait_dict", "invalid_traits")
+        case OverLimitError():
+            return 400, error_body(text, kind, "traits", "over_limit")
         case TraitSpecError():
             return 400, error_body(text, kind, "traits", "invalid_traits")
         case RequestError():

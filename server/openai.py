@@ -20,7 +20,7 @@ from . import turns
 from .ascii_json import AsciiJSONResponse
 from .channels import Directory
 from .errors import describe
-from .replies import MAX_TOP_LOGPROBS, STREAMS, Replies, event, finish_reason, usage
+from .replies import MAX_TOP_LOGPROBS, STREAMS, Replies, event, finish_reason, share_of_limit, usage
 from .schemas import ChatCompletionRequest
 
 
@@ -44,6 +44,8 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
                 "traits": intensities,
                 "spec": format_traits(intensities),
                 "dose": round(simulator.basis.dose(intensities), 4),
+                "share_of_limit": share_of_limit(simulator.basis.known_share(intensities)),
+                "force": user.force,
                 "persona": user.persona,
                 "sampling": sampling,
                 "guards": [guard.name for guard in simulator.guards_of(user)],
@@ -109,6 +111,7 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
                     trial=asked.trial,
                     choice=choice,
                     positions=body.positions,
+                    force=asked.force,
                     tools=tools,
                     tool_choice=tool_choice,
                     response_format=body.response_format,

@@ -55,6 +55,8 @@ class Replies:
             "traits": turn.intensities,
             "spec": format_traits(turn.intensities),
             "dose": round(turn.dose, 4),
+            "share_of_limit": share_of_limit(turn.share),
+            "forced": turn.forced,
             "seed": turn.seed,
             "sampling": asdict(turn.sampling),
             "tries": turn.tries,
@@ -105,6 +107,11 @@ class Replies:
 
 def finish_reason(turn: UserTurn) -> str:
     return "tool_calls" if turn.calls else "length" if turn.finish == "length" else "stop"
+
+
+def share_of_limit(share: float | None) -> float | None:
+    """As it is told: null for what is not calibrated."""
+    return None if share is None else round(share, 4)
 
 
 def usage(turns: Sequence[UserTurn], choices: int = 1) -> dict[str, int]:

@@ -13,6 +13,7 @@ from traitbasis.engines.base import Positions
 # Checked by the library, whose messages say more than a schema's.
 Traits = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})]
 _Object = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})]
+_Flag = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "null"}]})]
 _Choice = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})]
 _List = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}]})]
 
@@ -27,6 +28,7 @@ class Steerable(_Lenient):
     traits: Traits = Field(default=None, examples=[{"impatience": "high"}])
     trait_dict: Traits = None
     trait: Traits = None
+    force: _Flag = Field(default=None, description="serve traits beyond their limit, and those that are not steerable")
     extra_body: _Object = Field(default=None, description="what some clients leave of theirs; its traits are read")
     trial: int | str | None = Field(default=None, description="varies the seed that is derived when none is given")
 
@@ -35,6 +37,12 @@ class Steerable(_Lenient):
         yield from (self.traits, self.trait_dict, self.trait)
         if isinstance(self.extra_body, dict):
             yield from (self.extra_body.get(name) for name in ("traits", "trait_dict", "trait"))
+
+    def force_of_body(self) -> Iterator[Any]:
+        """What was sent as force, the first of which counts."""
+        yield self.force
+        if isinstance(self.extra_body, dict):
+            yield self.extra_body.get("force")
 
 
 class StreamOptions(_Lenient):
@@ -146,10 +154,33 @@ class SteerBatchResponse(BaseModel):
     responses: list[str]
 
 
+class Level(BaseModel):
+    """What a level's name means for one trait. dose: of the addition, relative to a hidden state."""
+
+    intensity: float
+    dose: float
+
+
+class TraitDetail(BaseModel):
+    """One trait of the basis.
+
+    levels: by name. limit: the dose beyond which it is served only when forced, null where none was measured.
+    steerable: false for what is served only when forced at any dose. definition: of the contrastive pairs that ship,
+    null when the trait was made from others.
+    """
+
+    layer: int
+    levels: dict[str, Level]
+    limit: float | None
+    steerable: bool
+    definition: str | None
+
+
 class TraitList(BaseModel):
     """Answer of ``/traits``."""
 
     traits: list[str]
+    details: dict[str, TraitDetail]
 
 
 class PromptfooRequest(Steerable):

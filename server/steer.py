@@ -5,11 +5,14 @@ In their messages, too, the simulated user is ``assistant``. Unknown fields are 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
 
-from traitbasis.errors import RequestError, TraitSpecError
+from traitbasis.basis import Basis, Column
+from traitbasis.errors import OverLimitError, RequestError, TraitSpecError
+from traitbasis.pairs import known_traits, load_pairs, pair_set_hash
 from traitbasis.prompts import GREETING
 from traitbasis.simulator import DEFAULT_INSTRUCTION, UserSimulator
 from traitbasis.tries import PreparedTurn, UserTurn
@@ -20,12 +23,14 @@ from .channels import IN_PATH, Directory
 from .errors import UnknownTraitError
 from .replies import Replies
 from .schemas import (
+    Level,
     PromptfooRequest,
     PromptfooResponse,
     Steerable,
     SteerBatchResponse,
     SteerRequest,
     SteerResponse,
+    TraitDetail,
     TraitList,
 )
 
@@ -56,6 +61,7 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
                     user=who.user,
                     seed=None if entry.seed is None or entry.seed < 0 else entry.seed,  # clients send -1 for "none"
                     trial=who.trial,
+                    force=who.force,
                     **replies.options(state.limits, entry.sampling, who.user),
                 )
                 for entry, who in zip(entries, asked, strict=True)
@@ -83,6 +89,8 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
             raise RequestError(f"the batch has {len(body)} entries; at most {most} are taken")
         try:
             return SteerBatchResponse(responses=[turn.text for turn in await steered(body, request)] if body else [])
+        except OverLimitError:
+            raise  # the SDK would take a 422 for an unknown trait, and leave out what /traits lists
         except TraitSpecError as error:
             raise UnknownTraitError(str(error)) from error
 
@@ -97,12 +105,42 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
         used = {"total": prompt + completion, "prompt": prompt, "completion": completion}
         return PromptfooResponse(result=turn.text, tokenUsage=used)
 
+    @cache
+    def traits() -> TraitList:
+        return TraitList(traits=list(simulator.basis.traits), details=_details(simulator.basis))
+
     @routes.get("/traits")
-    async def traits() -> TraitList:
-        """The traits that can be asked for."""
-        return TraitList(traits=list(simulator.basis.traits))
+    def trait_list() -> TraitList:  # no coroutine: the first to ask waits for files to be read
+        """The traits that can be asked for, and what is known of each."""
+        return traits()
 
     return routes
+
+
+def _details(basis: Basis) -> dict[str, TraitDetail]:
+    return {
+        column.trait: TraitDetail(
+            layer=column.layer,
+            levels={
+                name: Level(intensity=intensity, dose=round(basis.dose({column.trait: intensity}), 4))
+                for name, intensity in column.levels.items()
+            },
+            limit=column.limit,
+            steerable=column.steerable,
+            definition=_definition(column),
+        )
+        for column in basis.columns
+    }
+
+
+def _definition(column: Column) -> str | None:
+    """Of the pair file that ships, if the column was made from its pairs."""
+    if column.trait not in known_traits():
+        return None
+    pair_set = load_pairs(column.trait)
+    pairs = {pair.id: pair for pair in pair_set.pairs}
+    made_from = [pairs[name] for name in column.provenance.pair_ids if name in pairs]
+    return pair_set.definition if pair_set_hash(made_from) == column.provenance.pair_set_hash else None
 
 
 def _with_characteristics(entry: SteerRequest) -> list[dict[str, Any]]:

@@ -142,9 +142,9 @@ class UserSimulator:
         """Check a request and render its prompt, without generating. Other arguments and errors as for ``reply``.
 
         user: whose turn it is. choice: which of several replies to one request and seed this is. positions:
-        ``generated`` keeps the past clean, ``all`` steers the prompt too, as the paper's plain form. force: serve traits
-        beyond their damage limit and those that are not steerable on this model (OverLimitError otherwise); None means
-        as the served user says, whose default is no. It changes nothing else, the derived seed included. tools,
+        ``generated`` keeps the past clean, ``all`` steers the prompt too, as the paper's plain form. force: serve
+        traits beyond their damage limit and those that are not steerable on this model (OverLimitError otherwise);
+        None means as the served user says, whose default is no. It changes nothing else, not even the seed. tools,
         tool_choice: in OpenAI's form, the user's own tools; the turn is then text or a call. response_format: in
         OpenAI's form; ``json_object`` and ``json_schema`` get JSON of that schema. sampling: fields of ``Sampling``
         that differ from the user's and the simulator's.

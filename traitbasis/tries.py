@@ -49,11 +49,11 @@ class UserTurn:
     share: how much of the damage limit that is, None where a trait that was asked for has no limit. forced: it would
     have been refused otherwise. seed: with it the same request gets this turn again. sampling: as this text was drawn;
     after a rejection a greedy draw gets a temperature. tries: generations it took. rejected: how many were rejected, by
-    guard. failed_guard: set when tries ran out and the text fails that guard. plain: why this is no user's turn but the plain model's answer.
-    as_: header it stands under, None for a text that was gone on with.
-    dropped: turns of the conversation that were left out for want of room, by speaker. token_ids: as generated, the
-    one that ended the turn included. logprobs: one a token, where asked for. prompt_logprobs: one a prompt token but
-    the first, where asked for.
+    guard. failed_guard: set when tries ran out and the text fails that guard. plain: why this is no user's turn but the
+    plain model's answer. as_: header it stands under, None for a text that was gone on with. dropped: turns of
+    the conversation that were left out for want of room, by speaker. token_ids: as generated, the one that ended the
+    turn included. logprobs: one a token, where asked for. prompt_logprobs: one a prompt token but the first, where
+    asked for.
     """
 
     text: str
