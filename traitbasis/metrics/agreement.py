@@ -1,7 +1,7 @@
 """Do annotators agree? Krippendorff's alpha, and an interval for any figure that is made from their votes.
 
 Alpha is 1 when all agree and 0 when votes are as if drawn from one hat; below 0 they disagree more than that. Weak
-where: alpha is about *varied* votes. When nearly all votes are the same it is low or undefined however well people agree.
+where: alpha is about *varied* votes. When nearly all are the same it is low or undefined, however well people agree.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def _squared_distance(values: Floats, of_value: Floats, level: Level) -> Floats:
     """δ² ``(values, values)``."""
     if level == "ordinal":
         values = of_value.cumsum() - of_value / 2  # the ordinal distance is the interval distance of mid-ranks
-    difference = values[:, None] - values
+    difference: Floats = values[:, None] - values
     if level == "nominal":
         return (difference != 0).astype(np.float64)
     if level == "ratio":
         total = values[:, None] + values
         difference = np.divide(difference, total, out=np.zeros_like(difference), where=total > 0)
-    return np.square(difference)
+    return difference * difference
