@@ -272,6 +272,21 @@ def test_a_file_that_is_no_readable_yaml_is_a_pair_error_naming_it(content: str 
         load_pairs(write(tmp_path, content))
 
 
+@pytest.mark.parametrize(
+    ("content", "line", "key"),
+    [
+        ("trait: a\nopposite: b\ntrait: c\n", 3, "trait"),
+        ("pairs:\n  - id: x\n    positive: a\n    positive: b\n", 4, "positive"),
+        ("pairs: [{id: x, 'id': y}]\n", 1, "id"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(content: str, line: int, key: str, tmp_path: Path) -> None:
+    """PyYAML takes the last and says nothing, so a reply that was pasted in the wrong place would be lost."""
+    says = rf"(?s)own\.yaml is not valid YAML: '{key}' is there already.*line {line}, column"
+    with pytest.raises(PairError, match=says):
+        load_pairs(write(tmp_path, content))
+
+
 def test_a_missing_file_or_a_folder_is_a_pair_error_naming_it(tmp_path: Path) -> None:
     with pytest.raises(PairError, match=r"cannot read pair file .*gone\.yaml: No such file"):
         load_pairs(tmp_path / "gone.yaml")

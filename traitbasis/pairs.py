@@ -100,7 +100,7 @@ class Pair(_Strict):
     @property
     def lengths(self) -> tuple[int, int]:
         """Words of the positive and of the negative response."""
-        return len(_WORD.findall(self.positive)), len(_WORD.findall(self.negative))
+        return len(words(self.positive)), len(words(self.negative))
 
     @property
     def turn(self) -> Literal["first", "late"]:
@@ -177,6 +177,21 @@ class PairSet(_Strict):
         return (*default, *extra)[:n]
 
 
+class PairLoader(yaml.SafeLoader):
+    """YAML in which a key that is there twice is refused; PyYAML would take the last and say nothing."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if before := lines.get(key.value):
+                    problem = f"{key.value!r} is there already, in line {before}; keep one"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                lines[key.value] = key.start_mark.line + 1
+        return node
+
+
 def known_traits() -> list[str]:
     """Names of the traits whose pairs ship with the package."""
     folder = resources.files("traitbasis.contrastive_pairs")
@@ -197,7 +212,7 @@ def load_pairs(source: str | Path) -> PairSet:
             )
         path = Path(str(resources.files("traitbasis.contrastive_pairs") / f"{source}.yaml"))
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), PairLoader)
     except OSError as error:
         raise PairError(f"cannot read pair file {path}: {error.strerror or error}") from error
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -234,6 +249,11 @@ def lexical_shortcuts(pairs: Sequence[Pair], threshold: float = 0.4) -> dict[str
     }
     found = {signal: gap for signal, gap in gaps.items() if abs(gap) > threshold}
     return dict(sorted(found.items(), key=lambda item: (-abs(item[1]), item[0])))
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, as lengths are counted: marks are none, and ``a-b`` is two."""
+    return _WORD.findall(text)
 
 
 def fold(text: str) -> str:
