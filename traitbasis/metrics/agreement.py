@@ -86,5 +86,6 @@ def _squared_distance(values: Floats, of_value: Floats, level: Level) -> Floats:
         return (difference != 0).astype(np.float64)
     if level == "ratio":
         total = values[:, None] + values
-        difference = np.divide(difference, total, out=np.zeros_like(difference), where=total > 0)
+        total[total == 0] = 1  # between two zeros there is no distance
+        difference = difference / total
     return difference * difference
