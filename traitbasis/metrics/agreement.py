@@ -83,9 +83,9 @@ def _squared_distance(values: Floats, of_value: Floats, level: Level) -> Floats:
         values = of_value.cumsum() - of_value / 2  # the ordinal distance is the interval distance of mid-ranks
     difference: Floats = values[:, None] - values
     if level == "nominal":
-        return (difference != 0).astype(np.float64)
+        return np.not_equal(difference, 0).astype(np.float64)
     if level == "ratio":
         total = values[:, None] + values
         total[total == 0] = 1  # between two zeros there is no distance
         difference = difference / total
-    return difference * difference
+    return np.square(difference)
