@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import save_file
 from samples import sample_set, sample_vector
 from tiny import tiny_model
 
-from traitbasis.basis import DEFAULT_DOSE, Basis, build_basis, find_basis
+from traitbasis.basis import DEFAULT_DOSE, Basis, CurvePoint, basis_path, build_basis, find_basis
 from traitbasis.errors import ArtifactError, TraitSpecError
 from traitbasis.extract import extract
 from traitbasis.trait_vector import Provenance
@@ -153,6 +155,79 @@ def test_a_basis_comes_back_from_its_file(tmp_path: Path) -> None:
     assert again.read_bytes() == (tmp_path / "x" / "basis.safetensors").read_bytes()
 
 
+CURVE = (CurvePoint(0.0, 0.1, 0.0, 0.2, 1.0, 0.0), CurvePoint(0.25, 0.7, 0.6, 0.75, 0.9, 1 / 3))
+CALIBRATED: dict[str, Any] = {"low": 0.3, "high": 2.25, "limit": 0.45, "steerable": False, "curve": CURVE}
+
+
+def test_what_was_calibrated_comes_back_from_the_file(tmp_path: Path) -> None:
+    basis = Basis((replace(BASIS.columns[0], **CALIBRATED), *BASIS.columns[1:]), BASIS.matrix)
+    loaded = Basis.load(basis.save(tmp_path / "b.safetensors"))
+    assert loaded.columns == basis.columns and loaded.fingerprint == basis.fingerprint
+    assert loaded.columns[0].curve[1] == CurvePoint(0.25, 0.7, 0.6, 0.75, 0.9, 1 / 3)
+    assert loaded.levels == {
+        "a": {"low": 0.3, "medium": 1.0, "high": 2.25},
+        **{trait: {"low": 0.5, "medium": 1.0, "high": 1.5} for trait in "bc"},
+    }
+
+
+def fingerprint_of_file(path: Path) -> str:
+    """From what stands in a file, whatever fields this version knows."""
+    with safe_open(path, framework="pt") as file:
+        columns = json.loads(file.metadata()["traitbasis"])["columns"]
+        values = file.get_tensor("matrix").contiguous().numpy().tobytes()
+    return hashlib.sha256(json.dumps({"columns": columns}, sort_keys=True).encode() + values).hexdigest()[:16]
+
+
+def test_the_basis_that_ships_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Contract 11: numbers were published under its fingerprint, which fields that it does not have must not change."""
+    path = basis_path("smollm2-135m-instruct")
+    shipped = Basis.load(path)
+    assert shipped.fingerprint == fingerprint_of_file(path)
+    assert shipped.parse("impatience-high+skepticism") == {
+        "impatience": shipped.levels["impatience"]["high"],
+        "skeptical": 1.0,
+    }
+    assert shipped.save(tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
+
+
+def described(**changes: Any) -> dict[str, Any]:
+    """The file's description of one column, as JSON gives it."""
+    one = Basis(BASIS.columns[:1], BASIS.matrix[:, :1])
+    entry = json.loads(json.dumps(one._description()))["columns"][0]
+    return {"format": "traitbasis.basis/1", "columns": [{**entry, **changes}]}
+
+
+def test_a_column_that_was_not_calibrated_is_written_as_before(tmp_path: Path) -> None:
+    before = {"trait", "layer", "scale", "layer_norm", "aliases", "provenance"}
+    assert set(described()["columns"][0]) == before
+    save_file({"matrix": torch.ones(64, 1)}, tmp_path / "b.safetensors", {"traitbasis": json.dumps(described())})
+    column = Basis.load(tmp_path / "b.safetensors").columns[0]
+    assert (column.low, column.high, column.limit, column.steerable, column.curve) == (0.5, 1.5, None, True, ())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"colour": 1},
+        {"low": 1.5},
+        {"high": "2"},
+        {"limit": 0},
+        {"steerable": 1},
+        {"curve": 3},
+        {"curve": None},
+        {"curve": [3]},
+        {"curve": [{}]},
+        {"curve": [{**asdict(CURVE[0]), "colour": 1}]},
+        {"curve": [asdict(point) for point in CURVE[::-1]]},
+    ],
+)
+def test_a_calibration_that_cannot_be_read_is_told_with_the_file(changes: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "b.safetensors"
+    save_file({"matrix": torch.ones(64, 1)}, path, {"traitbasis": json.dumps(described(**changes))})
+    with pytest.raises(ArtifactError, match=r"b\.safetensors.*build the basis again"):
+        Basis.load(path)
+
+
 def test_the_fingerprint_changes_with_each_thing_that_matters() -> None:
     """Contract 11: it goes with every published number."""
     first, *rest = BASIS.columns
@@ -162,6 +237,7 @@ def test_the_fingerprint_changes_with_each_thing_that_matters() -> None:
         "scale": first.scale * 1.0001,
         "layer_norm": 1.0,
         "aliases": ("q",),
+        **CALIBRATED,
     }
     variants = [Basis((replace(first, **{name: value}), *rest), BASIS.matrix) for name, value in changes.items()]
     for field in fields(Provenance):
@@ -228,10 +304,32 @@ def test_a_basis_fits_its_model_and_no_other(tmp_path: Path, monkeypatch: pytest
         {"scale": float("nan")},
         {"layer_norm": 0.0},
         {"layer_norm": "x"},
+        {"low": 0},
+        {"low": 1.0},
+        {"low": -0.5},
+        {"low": "0.5"},
+        {"low": float("nan")},
+        {"high": 1},
+        {"high": 0.9},
+        {"high": float("inf")},
+        {"high": True},
+        {"high": 1000},
+        {"limit": 0.0},
+        {"limit": -1},
+        {"limit": float("inf")},
+        {"limit": True},
+        {"limit": 10**400},
+        {"steerable": 1},
+        {"steerable": None},
+        {"curve": CURVE[::-1]},
+        {"curve": CURVE[:1] * 2},
+        {"curve": (replace(CURVE[0], dose=float("nan")),)},
+        {"curve": (replace(CURVE[0], facts=None),)},
+        {"curve": (replace(CURVE[0], damage="x"),)},
     ],
 )
 def test_a_column_of_impossible_values_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ArtifactError, match=f"{next(iter(change))} .* of column"):
+    with pytest.raises(ArtifactError, match=rf"{next(iter(change))} .*of column 'a'"):
         replace(BASIS.columns[0], **change)
 
 

@@ -317,6 +317,41 @@ def test_sliders_and_fields_decide_what_is_sent(customers: Serve, visit: Callabl
         assert [body["traits"] for body in seen.asked[before:]] == [{}, {}]
 
 
+def test_a_calibrated_trait_has_its_own_levels_and_can_be_forced(customers: Serve, visit: Callable[..., Visit]) -> None:
+    def detail(low: float, high: float, **more: Any) -> dict[str, Any]:
+        levels = {"low": {"intensity": low}, "medium": {"intensity": 1.0}, "high": {"intensity": high}}
+        return {"levels": levels, "limit": 0.4, "steerable": True, **more}
+
+    details = {"impatience": detail(0.32, 1.37), "skeptical": detail(0.01, 3.6, steerable=False)}
+    answered = answer(200, {"traits": list(details), "details": details})
+    with customers() as server:
+        seen = visit(server.url, routes={"**/traits": answered})
+        page = seen.page
+        slider, other = (page.get_by_role("slider", name=name) for name in details)
+        expect(page.locator(".trait", has_text="skeptical")).to_contain_text("not steerable")
+        expect(page.locator(".trait", has_text="impatience")).not_to_contain_text("not steerable")
+        expect(slider).to_have_value("1")
+        expect(other).to_have_attribute("aria-valuetext", "off")
+        page.locator(".trait", has_text="impatience").get_by_text("high").click()
+        expect(slider).to_have_attribute("aria-valuetext", "high, 1.37")
+        other.press("End")  # beyond the usual reach, since "high" is
+        expect(other).to_have_attribute("aria-valuetext", "4")
+        seen.send("Hi!")
+        assert seen.request("steered")["traits"] == {"impatience": "high", "skeptical": 4}
+        assert "force" not in seen.request("steered")
+
+        slider.fill("0.3")
+        expect(slider).to_have_attribute("aria-valuetext", "low, 0.32")
+        page.get_by_label("beyond its limit").check()
+        seen.send("And now?")
+        assert seen.request("steered")["traits"] == {"impatience": "low", "skeptical": 4}
+        assert seen.request("steered")["force"] is True and "force" not in seen.request("unsteered")
+        page.get_by_role("button", name="Copy as Python").click()
+        expect(page.locator("#told")).to_contain_text("Copied")
+        assert '"force": True' in page.evaluate("navigator.clipboard.readText()")
+        assert seen.problems == []
+
+
 def test_choosing_a_served_user_moves_the_sliders_to_its_traits(customers: Serve, visit: Callable[..., Visit]) -> None:
     about = {"traits": {"skeptical": 1.5}, "persona": {"age": 34, "work": "nurse"}, "sampling": {"temperature": 0.8}}
     models = [{"id": "steered-user"}, {"id": "steered-user@impatience-medium"}, {"id": "anna", "traitbasis": about}]

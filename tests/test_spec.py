@@ -114,6 +114,17 @@ def test_a_trait_is_taken_before_an_alias_of_the_same_name() -> None:
     assert parse_traits("calm", ["calm", "patient"], {"calm": "patient"}) == {"calm": 1.0}
 
 
+def test_a_trait_may_have_levels_of_its_own() -> None:
+    levels = {"impatience": {"low": 0.2, "medium": 1.0, "high": 3.5}, "confusion": {"high": 1.1}}
+    found = parse_traits("impatient-high+confusion-high+skeptical-high", KNOWN, ALIASES, levels)
+    assert found == {"confusion": 1.1, "impatience": 3.5, "skeptical": 1.5}
+    found = parse_traits({"impatience": "LOW", "confusion": "low", "skeptical": "off"}, KNOWN, ALIASES, levels)
+    assert found == {"confusion": 0.5, "impatience": 0.2}
+    assert parse_traits("impatience", KNOWN, ALIASES, levels) == {"impatience": 1.0}
+    with pytest.raises(TraitSpecError, match=r"'very'.*low, medium, high"):
+        parse_traits("impatience-very", KNOWN, ALIASES, levels)
+
+
 @given(
     st.dictionaries(st.sampled_from(KNOWN), st.floats(-1000, 1000).filter(bool)),
 )

@@ -41,6 +41,7 @@ def test_everything_can_be_said_of_a_user(tmp_path: Path) -> None:
             guards: {thought: false}
             stop_tokens: ["###STOP###"]
             context: refuse
+            force: true
           - name: bob
         """,
     )
@@ -48,7 +49,8 @@ def test_everything_can_be_said_of_a_user(tmp_path: Path) -> None:
     assert anna.about == "About you: age 34; way of writing short sentences."
     assert anna.sampling == {"temperature": 0.8, "stop": ("\n",)}
     assert (anna.stop_tokens, anna.context, anna.guards) == (["###STOP###"], "refuse", {"thought": False})
-    assert bob == ServedUser(name="bob") and bob.about == "" and bob.context == "truncate"
+    assert anna.force
+    assert bob == ServedUser(name="bob") and bob.about == "" and bob.context == "truncate" and not bob.force
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,7 @@ def test_everything_can_be_said_of_a_user(tmp_path: Path) -> None:
         ("users: [{name: a, stop_tokens: ['']}]", ["'a'", "'stop_tokens'", "''"]),
         ("users: [{name: a, stop_tokens: ['the end']}]", ["'a'", "'stop_tokens'", "the end"]),
         ("users: [{name: a, context: drop}]", ["'a'", "'context'", "truncate"]),
+        ("users: [{name: a, force: perhaps}]", ["'a'", "'force'", "boolean"]),
         ("users: [{name: a, nmae: b}]", ["'a'", "'nmae'", "known fields", "persona"]),
         ("users: [{name: a, persona: {x: .nan}}]", ["'a'", "'persona'", "'x'", "nan", "words"]),
         ("users: [{name: a, persona: {x: }}]", ["'a'", "'persona'", "'x'", "None", "leave it out"]),

@@ -16,6 +16,7 @@ from functools import cached_property
 from importlib import resources
 from math import inf
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
 import torch
@@ -295,7 +296,7 @@ def _described(column: Column) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -inf < value < inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float_info.max
 
 
 def build_basis(
