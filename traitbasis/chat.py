@@ -67,10 +67,12 @@ class TokenizedReply:
 
     ids: token ids of the whole text.
     positions: indices into `ids` of the tokens that count (content only: no template token, never token 0).
+    characters: for each position, begin and end of its characters, counted from the reply's beginning.
     """
 
     ids: tuple[int, ...]
     positions: tuple[int, ...]
+    characters: tuple[tuple[int, int], ...] = ()
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
@@ -207,7 +209,8 @@ def tokenize_reply(
                 f"(they decode to {decoded[:60]!r})"
             )
         positions.extend(found)
-    return TokenizedReply(tuple(ids), tuple(positions))
+    characters = tuple((offsets[i][0] - len(prompt), offsets[i][1] - len(prompt)) for i in positions)
+    return TokenizedReply(tuple(ids), tuple(positions), characters)
 
 
 def stop_token_ids(

@@ -96,6 +96,10 @@ class TraitVector:
         """``|coefficient * vector| / mean response-token norm`` at `layer`."""
         return float(abs(coefficient) * self.vector[layer].norm() / self.layer_norms[layer])
 
+    def at_dose(self, layer: int, dose: float) -> Tensor:
+        """The row of `layer`, ``(d_model,)``, as long as `dose` mean response-token norms there."""
+        return self.vector[layer] * (dose / self.dose(layer))
+
     def __mul__(self, factor: float) -> TraitVector:
         return replace(self, trait=f"{factor:g}*{self.trait}", vector=self.vector * factor, aliases=())
 

@@ -7,7 +7,7 @@ request after its last event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Literal, Protocol
@@ -318,3 +318,24 @@ def generate(engine: Engine, request: Request) -> Generation:
     except BaseException:
         ticket.cancel()
         raise
+
+
+def generate_all(engine: Engine, requests: Sequence[Request]) -> list[Generation]:
+    """Submit all requests and wait for all; generations in the order of the requests. Raises what the engine reports."""
+    events: SimpleQueue[tuple[int, Event | Failure]] = SimpleQueue()
+    collectors, done = [Collector() for _ in requests], dict[int, Generation]()
+    tickets: list[Ticket] = []
+    try:
+        for i, request in enumerate(requests):
+            tickets.append(engine.submit(request, lambda event, i=i: events.put((i, event))))  # type: ignore[misc]
+        while len(done) < len(requests):
+            i, event = events.get()
+            if isinstance(event, Failure):
+                raise as_engine_error(event)
+            if generation := collectors[i].add(event):
+                done[i] = generation
+    except BaseException:
+        for ticket in tickets:
+            ticket.cancel()
+        raise
+    return [done[i] for i in range(len(requests))]

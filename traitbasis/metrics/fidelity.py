@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -21,7 +22,20 @@ from traitbasis.errors import PairError
 from traitbasis.extract import read_states
 from traitbasis.hooks import steer
 from traitbasis.model import LanguageModel
-from traitbasis.pairs import Pair, PairSet
+from traitbasis.pairs import Pair, PairSet, Use
+from traitbasis.reading import Reader
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """Mean states of one trait's pair responses, ``(pairs, layers, d_model)`` float32, by use of the pair."""
+
+    positive: Mapping[str, Tensor]
+    negative: Mapping[str, Tensor]
+
+    def of(self, *uses: str) -> tuple[Tensor, Tensor]:
+        """Positives and negatives of the pairs with these uses."""
+        return torch.cat([self.positive[use] for use in uses]), torch.cat([self.negative[use] for use in uses])
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,20 +63,25 @@ class TraitProbe:
         nearest the middle. That is a choice of the instrument, made on pairs alone: no steered text has a part in it.
         Raises PairError when no pair is held out.
         """
-        made_from = pair_set.select("heldout")
-        if not made_from:
+        if not pair_set.select("heldout"):
             raise PairError(f"{pair_set.trait}: no pair is marked 'use: heldout'; nothing independent can measure it")
-        positive, negative = _sides(lm, made_from, as_)
-        checked = _sides(lm, pair_set.select("default", "extra"), as_)
-        middle = len(lm.layers) // 2
+        reader = Reader(lm, as_)
+        return cls.from_sides(pair_set.trait, read_sides(reader, pair_set), as_, layer)
+
+    @classmethod
+    def from_sides(cls, trait: str, sides: Sides, as_: As = "user", layer: int | None = None) -> TraitProbe:
+        """The same from pairs that were read already."""
+        positive, negative = sides.of("heldout")
+        checked = sides.of("default", "extra")
+        layers = positive.shape[1]
         probes = []
-        for z in range(len(lm.layers)) if layer is None else [layer]:
+        for z in range(layers) if layer is None else [layer]:
             difference = positive[:, z].mean(0) - negative[:, z].mean(0)
             direction = difference / difference.square().sum()
             offset = float(negative[:, z].mean(0) @ direction)
             rank = auc(*(side[:, z] @ direction for side in checked))
-            probes.append(cls(pair_set.trait, z, as_, direction, offset, rank))
-        return max(probes, key=lambda probe: (probe.auc, -abs(probe.layer - middle)))
+            probes.append(cls(trait, z, as_, direction, offset, rank))
+        return max(probes, key=lambda probe: (probe.auc, -abs(probe.layer - layers // 2)))
 
     def score(self, lm: LanguageModel, turns: Sequence[tuple[Sequence[Turn], str]]) -> Tensor:
         """Expression ``(n,)`` of each (context, reply): 0 as the held-out negatives, 1 as the held-out positives."""
@@ -101,11 +120,15 @@ def auc(positive: Tensor, negative: Tensor) -> float:
     return float(((difference > 0).float() + 0.5 * (difference == 0).float()).mean())
 
 
-def _sides(lm: LanguageModel, pairs: Sequence[Pair], as_: As) -> tuple[Tensor, Tensor]:
-    """Means ``(n, layers, d_model)`` of the positive and of the negative responses."""
-    replies = [tokenize_reply(lm.tokenizer, p.context, text, as_) for p in pairs for text in (p.positive, p.negative)]
-    means = read_states(lm, replies).means
-    return means[0::2], means[1::2]
+def read_sides(reader: Reader, pair_set: PairSet) -> Sides:
+    """Read all of a trait's responses with the unsteered model. Raises ChatTemplateError as ``tokenize_reply`` does."""
+    turns = [(pair.context, text) for pair in pair_set.pairs for text in (pair.positive, pair.negative)]
+    states = torch.stack([r.states for r in reader.read(turns, states=True) if r.states is not None])
+    rows = {use: [i for i, pair in enumerate(pair_set.pairs) if pair.use == use] for use in get_args(Use)}
+    return Sides(
+        {use: states[0::2][chosen] for use, chosen in rows.items()},
+        {use: states[1::2][chosen] for use, chosen in rows.items()},
+    )
 
 
 def _mean_logprob(lm: LanguageModel, reply: TokenizedReply, additions: Mapping[int, Tensor]) -> float:

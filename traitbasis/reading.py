@@ -1,0 +1,143 @@
+"""Read many replies to few contexts: what the model's hidden states and next-token probabilities are on each of them.
+
+A context's keys and values are computed once, clean, and serve every reply to it, steered or not: reading forty tokens
+costs forty tokens, not the conversation before them. Replies of one batch are padded on the right, where nothing a
+causal model reads can see it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from traitbasis.chat import As, TokenizedReply, Turn, tokenize_reply
+from traitbasis.hooks import record, steer
+from traitbasis.model import LanguageModel
+
+Conversation = tuple[Turn, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One reply as the model read it.
+
+    reply: how it was tokenised. logprobs: ``(tokens,)`` float32, natural log-probability of each counted token given
+    all before it. states: ``(layers, d_model)`` float32, mean hidden state over the counted tokens, and norms
+    ``(layers,)``, the mean of their norms; None if not asked.
+    distributions: ``(tokens, vocabulary)`` log-probabilities at the counted tokens' places; None if not asked.
+    """
+
+    reply: TokenizedReply
+    logprobs: Tensor
+    states: Tensor | None = None
+    norms: Tensor | None = None
+    distributions: Tensor | None = None
+
+    @property
+    def surprise(self) -> float:
+        """Mean negative log-probability, nats per token; its exponential is the perplexity."""
+        return -float(self.logprobs.mean())
+
+
+class Reader:
+    """Reads replies under one header, keeping each context's keys and values."""
+
+    def __init__(self, lm: LanguageModel, as_: As = "user", *, batch_size: int = 12) -> None:
+        self.lm = lm
+        self.as_ = as_
+        self._batch_size = batch_size
+        self._prefixes: dict[Conversation, tuple[tuple[int, ...], DynamicCache]] = {}
+
+    def read(
+        self,
+        turns: Sequence[tuple[Sequence[Turn], str]],
+        additions: Mapping[int, Tensor] | None = None,
+        *,
+        states: bool = False,
+        distributions: bool = False,
+    ) -> list[Reading]:
+        """Readings of (context, reply), in order.
+
+        additions: steer the positions that produce the reply's tokens, from the last prompt position on (contract 4);
+        ``(d_model,)`` float32 by layer. Raises ChatTemplateError for a reply that cannot be found in its rendering.
+        """
+        replies = [tokenize_reply(self.lm.tokenizer, context, text, self.as_) for context, text in turns]
+        groups: dict[Conversation, list[int]] = {}
+        for i, (context, _) in enumerate(turns):
+            groups.setdefault(tuple(context), []).append(i)
+        found: dict[int, Reading] = {}
+        for context, rows in groups.items():
+            rows.sort(key=lambda i: len(replies[i].ids))
+            for start in range(0, len(rows), self._batch_size):
+                batch = rows[start : start + self._batch_size]
+                readings = self._read(context, [replies[i] for i in batch], additions or {}, states, distributions)
+                found.update(zip(batch, readings, strict=True))
+        return [found[i] for i in range(len(turns))]
+
+    def forget(self) -> None:
+        """Free the contexts' keys and values."""
+        self._prefixes.clear()
+
+    def _read(
+        self,
+        context: Conversation,
+        replies: Sequence[TokenizedReply],
+        additions: Mapping[int, Tensor],
+        states: bool,
+        distributions: bool,
+    ) -> list[Reading]:
+        lm = self.lm
+        # The last prompt position is read with the reply: it produces the first token.
+        start = min(*(reply.positions[0] - 1 for reply in replies), _shared(replies))
+        cache = self._prefix(context, replies[0].ids[:start])
+        longest = max(len(reply.ids) for reply in replies)
+        ids = torch.zeros((len(replies), longest - start), dtype=torch.long)
+        counted = torch.zeros(ids.shape)
+        for row, reply in enumerate(replies):
+            ids[row, : len(reply.ids) - start] = torch.tensor(reply.ids[start:])
+            counted[row, torch.tensor(reply.positions) - start] = 1 / len(reply.positions)
+        ids = ids.to(lm.device)
+        if cache is None:
+            cache = DynamicCache(config=lm.model.config)
+        else:
+            cache.batch_repeat_interleave(len(replies))
+        mask = torch.ones((len(replies), longest), dtype=torch.long, device=lm.device)
+
+        def mean(hidden: Tensor) -> tuple[Tensor, Tensor]:
+            hidden, weights = hidden.float(), counted.to(hidden.device)
+            return torch.einsum("btd,bt->bd", hidden, weights).cpu(), (hidden.norm(dim=-1) * weights).sum(-1).cpu()
+
+        with steer(lm.layers, additions), record(lm.layers, None if states else (), keep=mean) as means:
+            logits = lm.forward(ids, mask, cache, last_only=False)
+        read = []
+        for row, reply in enumerate(replies):
+            places = torch.tensor(reply.positions) - start
+            table = logits[row, places - 1].float().log_softmax(-1)
+            logprobs = table.gather(1, ids[row, places][:, None])[:, 0].cpu()
+            kept = [torch.stack([means[z][i][row] for z in range(len(lm.layers))]) if states else None for i in (0, 1)]
+            read.append(Reading(reply, logprobs, *kept, table.cpu() if distributions else None))
+        return read
+
+    def _prefix(self, context: Conversation, ids: tuple[int, ...]) -> Any:
+        """A copy of the cache of a context's beginning; None when it is empty."""
+        if not ids:
+            return None
+        kept = self._prefixes.get(context)
+        if kept is None or kept[0] != ids:
+            cache = DynamicCache(config=self.lm.model.config)
+            row = torch.tensor([ids], device=self.lm.device)
+            self.lm.forward(row, torch.ones_like(row), cache)
+            kept = self._prefixes[context] = ids, cache
+        return copy.deepcopy(kept[1])
+
+
+def _shared(replies: Sequence[TokenizedReply]) -> int:
+    """How many tokens all replies begin with; the last of each is never among them."""
+    first, length = replies[0].ids, min(len(reply.ids) for reply in replies) - 1
+    return next((i for i in range(length) if any(reply.ids[i] != first[i] for reply in replies)), length)

@@ -1,0 +1,471 @@
+"""Which layer, and about how much: chosen by measurement, on contexts that are in no pair.
+
+Three sieves, each dearer than the one before. (1) *Screening*, no generation: do the pairs agree on a direction, and
+does it tell apart pairs it was not made from? (2) *Likelihood*, nothing sampled: at each of some layers, what does one
+dose do to the model's probabilities of held-back responses and of their facts? (3) *Turns*: at the best of those layers
+and a few doses, turns are written and measured, beside an unsteered user, a user with the trait in its prompt, and a
+random direction of the same dose.
+
+The rule (``Rule``) first throws out what is damaged or loses facts, by floors fixed beforehand, and then takes the
+clearest expression. Confusion and incoherence look like the damage of an overdose; what tells them apart is that the
+trait's own positive responses, written by people, set how surprising a turn may be, and that a damaged turn loses its
+facts and has nothing to do with its instruction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from traitbasis.errors import SweepError
+from traitbasis.extract import extract
+from traitbasis.metrics.classifier import TraitClassifier, train_classifier
+from traitbasis.metrics.fidelity import Sides, TraitProbe, auc, read_sides
+from traitbasis.metrics.likelihood import PairLikelihood
+from traitbasis.metrics.turns import INSTRUMENTS, Instruments, expression
+from traitbasis.pairs import PairSet, load_pairs
+from traitbasis.sweep import BASELINES, UNSTEERED, Cell, Generator, Spec, Store, persona_prompt, random_direction
+from traitbasis.trait_vector import TraitVector
+
+# What a classifier learns to tell a trait from, whichever traits are asked for: results must not depend on company.
+REFERENCE_TRAITS = ("confusion", "impatience", "incoherence", "skeptical")
+DOSES = (0.1, 0.2, 0.3)
+LIKELIHOOD_DOSE = 0.2
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Screening:
+    """What pairs alone say, by layer. agreement: mean cosine between single pairs' differences. auc, cohens_d: of pairs
+    the vector was not made from, projected on it. probe_auc, classifier_auc: how well each instrument ranks pairs it
+    was not made from. surprise: mean and standard deviation, nats per token, of the positive responses."""
+
+    agreement: tuple[float, ...]
+    auc: tuple[float, ...]
+    cohens_d: tuple[float, ...]
+    probe_layer: int
+    probe_auc: float
+    classifier_layer: int | None
+    classifier_auc: float | None
+    surprise: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Likely:
+    """Sieve 2 at one layer: ``metrics/likelihood.py``, means over pairs; nats per token."""
+
+    layer: int
+    dose: float
+    preference: float
+    fact_cost: float
+    kl: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A cell beside the unsteered one, turn by turn. gain: expression less the unsteered user's, mean of the
+    instruments, with a 95 % bootstrap interval; over_random: less that of a random direction of this dose and layer."""
+
+    layer: int | None
+    dose: float
+    gain: float
+    low: float
+    high: float
+    by_instrument: Mapping[str, float]
+    over_random: float | None
+    facts: float
+    facts_unsteered: float
+    broken: float
+    role_flip: float
+    surprise: float
+    relevance: float
+    words: float
+    rejected: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Floors a cell must keep; of those that do, the clearest expression wins.
+
+    facts: how much smaller a share of the facts may be stated than unsteered. fact_cost: nats per fact token (sieve 2).
+    broken, role_flip: how much larger a share of turns may be. surprise: standard deviations above the mean of the
+    trait's own positive responses, or of the unsteered turns if that is higher, in nats per token. relevance: share of
+    the unsteered turns' that must be left. over_random: least lead over a random direction of the same dose.
+    auc, agreement: screening.
+    """
+
+    facts: float = 0.05
+    fact_cost: float = 0.5
+    broken: float = 0.1
+    role_flip: float = 0.1
+    surprise: float = 1.0
+    relevance: float = 0.5
+    over_random: float = 0.0
+    auc: float = 0.75
+    agreement: float = 0.05
+
+
+RULE = Rule()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What was measured for a trait, and what the rule chose; layer and dose are None when nothing passed."""
+
+    trait: str
+    layer: int | None
+    dose: float | None
+    reason: str
+    screening: Screening
+    likelihood: tuple[Likely, ...]
+    summaries: tuple[Summary, ...]
+    prompted: Summary
+    random: tuple[Summary, ...] = field(default=())
+
+    @property
+    def steerable(self) -> bool:
+        return self.layer is not None
+
+
+class Selector:
+    """Selects layers and doses for one trait after the other, on one model.
+
+    folder: where the sweep's files are kept. layers: where turns are generated; None leaves it to sieve 2, which takes
+    the `candidates` best of about ten. doses: tried at each of them. vectors: trait vectors by name; what is missing is
+    extracted. progress: told how many of ``steps`` are done.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        folder: Path,
+        *,
+        layers: Sequence[int] | None = None,
+        candidates: int = 3,
+        doses: Sequence[float] = DOSES,
+        rule: Rule = RULE,
+        vectors: Mapping[str, TraitVector] | None = None,
+        progress: Progress = lambda done: None,
+    ) -> None:
+        depth = len(generator.lm.layers)
+        if layers is not None and (not layers or not all(0 <= z < depth for z in layers)):
+            raise SweepError(f"layers {list(layers)} do not all exist; {generator.lm.name} has layers 0 to {depth - 1}")
+        if not doses or not all(0 < dose <= 10 for dose in doses):
+            raise SweepError(f"doses {list(doses)} must be above 0 and at most 10")
+        self.generator, self.rule, self._folder, self._progress = generator, rule, folder, progress
+        self._layers, self._candidates = None if layers is None else sorted(set(layers)), candidates
+        self._doses = tuple(sorted(set(doses)))
+        self._vectors = dict(vectors or {})
+        self._references: dict[str, Sides] = {}
+        self._baselines = Store(folder / f"{BASELINES}.jsonl", generator.settings)
+        self._states: dict[Cell, Tensor] = {}
+        self._norms: Tensor | None = None
+
+    @property
+    def grid(self) -> list[int]:
+        """Layers of sieve 2: those asked for, else every tenth of the depth, the middle among them."""
+        if self._layers is not None:
+            return self._layers
+        depth = len(self.generator.lm.layers)
+        step = max(1, depth // 10)
+        return sorted({depth // 2, *range(step, depth - 1, step)} & set(range(depth)))
+
+    @property
+    def steps(self) -> int:
+        """Steps of one trait: layers of sieve 2, cells of sieve 3."""
+        layers = len(self.grid) if self._layers is not None else min(self._candidates, len(self.grid))
+        return len(self.grid) + layers * len(self._doses) + 1
+
+    def vector(self, pair_set: PairSet) -> TraitVector:
+        """The trait's vector on this model."""
+        found = self._vectors.get(pair_set.trait)
+        if found is None:
+            found = self._vectors[pair_set.trait] = extract(self.generator.lm, pair_set, as_=self.generator.as_)
+        return found
+
+    def select(self, pair_set: PairSet) -> Selection:
+        """Measure and choose. Goes on where an earlier call with the same settings ended; a trait that is done is read.
+
+        Raises PairError when no pair is held out, SweepError when the files hold a sweep with other settings.
+        """
+        vector = self.vector(pair_set)
+        header = {**self.generator.settings, "trait": pair_set.trait, "pairs": vector.provenance.pair_set_hash}
+        store = Store(self._folder / f"{pair_set.trait}.jsonl", header)
+        done = store.find("selection")
+        wanted = {"layers": self._layers, "doses": list(self._doses), "rule": asdict(self.rule)}
+        if done is not None and done["wanted"] == wanted:
+            self._progress(self.steps)
+            return read_selection(done["selection"])
+        sides = read_sides(self.generator.reader, pair_set)
+        instruments = self._instruments(pair_set.trait, sides)
+        screening = self._screening(pair_set, vector, sides, *instruments)
+        likelihood = self._likelihood(store, pair_set, vector)
+        layers = self._layers or best_layers(likelihood, self._candidates, self.rule)
+        specs = [Spec("steered", pair_set.trait, z, dose) for z in layers for dose in self._doses]
+
+        def addition(spec: Spec) -> dict[int, Tensor]:
+            return {} if spec.layer is None else {spec.layer: vector.at_dose(spec.layer, spec.dose)}
+
+        prompted = Spec("prompted", pair_set.trait)
+        cells = self.generator.cells(
+            [*specs, prompted], store, addition, {pair_set.trait: instruments}, persona_prompt(pair_set), self._progress
+        )
+        self.generator.reader.forget()
+        randoms = [Spec("random", None, z, dose) for z in layers for dose in self._doses]
+        plain, *control = self.baselines([UNSTEERED, *randoms], {pair_set.trait: instruments})
+        selection = choose(pair_set.trait, screening, likelihood, cells[:-1], cells[-1], plain, control, self.rule)
+        store.append({"kind": "selection", "wanted": wanted, "selection": asdict(selection)})
+        return selection
+
+    def baselines(self, specs: Sequence[Spec], instruments: Instruments) -> list[Cell]:
+        """Cells that all traits share, with these instruments' scores."""
+        generator = self.generator
+        (plain,) = generator.cells([UNSTEERED], self._baselines, lambda spec: {}, {})
+        if self._norms is None:
+            read = generator.reader.read(_turns(generator, plain), states=True)
+            self._norms = torch.stack([reading.norms for reading in read if reading.norms is not None]).mean(0)
+        norms = self._norms
+
+        def addition(spec: Spec) -> dict[int, Tensor]:
+            if spec.layer is None:
+                return {}
+            direction = random_direction(generator.lm.width, spec.layer, generator.settings["seed"])
+            return {spec.layer: spec.dose * norms[spec.layer] * direction}
+
+        cells = generator.cells(specs, self._baselines, addition, {})
+        return [self._scored(cell, instruments) for cell in cells]
+
+    def _scored(self, cell: Cell, instruments: Instruments) -> Cell:
+        if cell not in self._states:
+            read = self.generator.reader.read(_turns(self.generator, cell), states=True)
+            self._states[cell] = torch.stack([reading.states for reading in read if reading.states is not None])
+        shown = expression(self._states[cell], instruments)
+        turns = [
+            replace(turn, scores={**turn.scores, **{name: float(values[i]) for name, values in shown.items()}})
+            for i, turn in enumerate(cell.turns)
+        ]
+        return replace(cell, turns=tuple(turns))
+
+    def _instruments(self, trait: str, sides: Sides) -> tuple[TraitProbe, TraitClassifier | None]:
+        for name in REFERENCE_TRAITS:
+            if name not in self._references and name != trait:
+                self._references[name] = read_sides(self.generator.reader, load_pairs(name))
+                self.generator.reader.forget()
+        probe = TraitProbe.from_sides(trait, sides, self.generator.as_)
+        if not len(sides.positive["extra"]):
+            return probe, None
+        if trait in REFERENCE_TRAITS:
+            self._references[trait] = sides
+        others = {name: self._references[name] for name in REFERENCE_TRAITS if name != trait}
+        depth = len(self.generator.lm.layers)
+        layers = sorted({depth // 2, *range(depth // 3, depth - 1, max(1, depth // 10))})
+        return probe, train_classifier(trait, {trait: sides, **others}, layers)
+
+    def _screening(
+        self,
+        pair_set: PairSet,
+        vector: TraitVector,
+        sides: Sides,
+        probe: TraitProbe,
+        classifier: TraitClassifier | None,
+    ) -> Screening:
+        positive, negative = (
+            torch.einsum("nld,ld->nl", side, torch.nn.functional.normalize(vector.vector, dim=-1))
+            for side in sides.of("extra", "heldout")
+        )
+        spread = ((positive.var(0) + negative.var(0)) / 2).sqrt()
+        distance = (positive.mean(0) - negative.mean(0)) / spread
+        read = self.generator.reader.read([(pair.context, pair.positive) for pair in pair_set.pairs])
+        surprise = torch.tensor([reading.surprise for reading in read])
+        return Screening(
+            agreement=_rounded(vector.agreement),
+            auc=tuple(round(auc(p, n), 4) for p, n in zip(positive.T, negative.T, strict=True)),
+            cohens_d=_rounded(distance),
+            probe_layer=probe.layer,
+            probe_auc=round(probe.auc, 4),
+            classifier_layer=classifier.layer if classifier else None,
+            classifier_auc=round(classifier.auc, 4) if classifier else None,
+            surprise=(round(float(surprise.mean()), 4), round(float(surprise.std()), 4)),
+        )
+
+    def _likelihood(self, store: Store, pair_set: PairSet, vector: TraitVector) -> tuple[Likely, ...]:
+        """Sieve 2, on pairs that neither the vector nor the probe is made from, where there are such."""
+        found = {line["layer"]: Likely(**line["likely"]) for line in store.lines if line.get("kind") == "likelihood"}
+        missing = [z for z in self.grid if z not in found]
+        self._progress(len(self.grid) - len(missing))
+        if missing:
+            pairs = PairLikelihood(self.generator.reader, pair_set.select("extra") or pair_set.select("heldout"))
+            for z in missing:
+                measured = pairs.measure({z: vector.at_dose(z, LIKELIHOOD_DOSE)})
+                values = (measured.preference, measured.fact_cost, measured.kl)
+                found[z] = Likely(z, LIKELIHOOD_DOSE, *(round(float(value.mean()), 4) for value in values))
+                store.append({"kind": "likelihood", "layer": z, "likely": asdict(found[z])})
+                self._progress(1)
+        return tuple(found[z] for z in self.grid)
+
+
+def best_layers(likelihood: Sequence[Likely], n: int, rule: Rule = RULE) -> list[int]:
+    """The `n` layers, in order, where a dose raises the preference most; those that cost too many facts come last."""
+    order = sorted(likelihood, key=lambda at: (at.fact_cost > rule.fact_cost, -at.preference))
+    return sorted(at.layer for at in order[:n])
+
+
+def choose(
+    trait: str,
+    screening: Screening,
+    likelihood: Sequence[Likely],
+    cells: Sequence[Cell],
+    prompted: Cell,
+    unsteered: Cell,
+    control: Sequence[Cell],
+    rule: Rule = RULE,
+) -> Selection:
+    """Apply the rule to measured cells. control: cells of random directions at the layers and doses of `cells`."""
+    at = {(cell.layer, cell.dose): summarize(cell, trait, unsteered) for cell in control}
+    costs = {likely.layer: likely.fact_cost for likely in likelihood}
+    summaries = []
+    for cell in cells:
+        summary = summarize(cell, trait, unsteered)
+        if (cell.layer, cell.dose) in at:
+            summary = replace(summary, over_random=round(summary.gain - at[cell.layer, cell.dose].gain, 4))
+        summaries.append(replace(summary, rejected=_rejected(summary, unsteered, screening, costs, rule)))
+    passed = [summary for summary in summaries if not summary.rejected]
+    best = max(passed, key=lambda summary: (summary.gain, -summary.dose), default=None)
+    reason = ""
+    peak = max(screening.auc)
+    if peak < rule.auc:
+        reason = f"held-back pairs are not told apart at any layer (AUC {peak:.2f}, at least {rule.auc})"
+    elif not max(screening.agreement) >= rule.agreement:  # one pair: nan
+        reason = f"the pairs do not agree on a direction (mean cosine {max(screening.agreement):.2f})"
+    elif best is None:
+        reason = "no layer and dose passed the floors"
+    elif best.low <= 0:
+        reason = f"the clearest expression is not surely above unsteered ({best.gain:+.2f}, at least {best.low:+.2f})"
+    if reason:
+        best = None
+    return Selection(
+        trait,
+        best.layer if best else None,
+        best.dose if best else None,
+        reason or "the clearest expression of what keeps the floors",
+        screening,
+        tuple(likelihood),
+        tuple(summaries),
+        summarize(prompted, trait, unsteered),
+        tuple(at.values()),
+    )
+
+
+def summarize(cell: Cell, trait: str, unsteered: Cell) -> Summary:
+    """A cell beside the unsteered one; turns are compared context by context."""
+    names = [f"{name}:{trait}" for name in INSTRUMENTS if f"{name}:{trait}" in cell.turns[0].scores]
+    differences = {name: cell.scores(name) - unsteered.scores(name) for name in names}
+    gain = torch.stack(list(differences.values())).mean(0)
+    low, high = bootstrap(gain)
+    means = {
+        name: round(float(cell.scores(name).mean()), 4)
+        for name in ("facts", "broken", "role_flip", "surprise", "relevance", "words")
+    }
+    return Summary(
+        layer=cell.layer,
+        dose=cell.dose,
+        gain=round(float(gain.mean()), 4),
+        low=round(low, 4),
+        high=round(high, 4),
+        by_instrument={name.split(":")[0]: round(float(value.mean()), 4) for name, value in differences.items()},
+        over_random=None,
+        facts_unsteered=round(float(unsteered.scores("facts").mean()), 4),
+        **means,
+    )
+
+
+def bootstrap(values: Tensor, repeats: int = 2000) -> tuple[float, float]:
+    """95 % percentile interval of the mean of ``(n,)`` values; the same for the same values."""
+    picks = torch.randint(len(values), (repeats, len(values)), generator=torch.Generator().manual_seed(0))
+    low, high = torch.quantile(values[picks].mean(1), torch.tensor([0.025, 0.975])).tolist()
+    return low, high
+
+
+def _rejected(
+    summary: Summary, unsteered: Cell, screening: Screening, costs: Mapping[int, float], rule: Rule
+) -> tuple[str, ...]:
+    """Which floors a cell falls below."""
+
+    def plain(name: str) -> float:
+        return float(unsteered.scores(name).mean())
+
+    ceiling = max(screening.surprise[0] + rule.surprise * screening.surprise[1], plain("surprise"))
+    failed = {
+        "facts": summary.facts < plain("facts") - rule.facts,
+        "fact_cost": costs.get(summary.layer or 0, 0.0) > rule.fact_cost,
+        "broken": summary.broken > plain("broken") + rule.broken,
+        "role_flip": summary.role_flip > plain("role_flip") + rule.role_flip,
+        "surprise": summary.surprise > ceiling,
+        "relevance": summary.relevance < rule.relevance * plain("relevance"),
+        "over_random": summary.over_random is not None and summary.over_random <= rule.over_random,
+    }
+    return tuple(name for name, bad in failed.items() if bad)
+
+
+def read_selection(values: Mapping[str, Any]) -> Selection:
+    """A Selection out of a file."""
+    return Selection(
+        **{
+            **values,
+            "screening": Screening(
+                **{k: tuple(v) if isinstance(v, list) else v for k, v in values["screening"].items()}
+            ),
+            "likelihood": tuple(Likely(**likely) for likely in values["likelihood"]),
+            "summaries": tuple(_summary(summary) for summary in values["summaries"]),
+            "prompted": _summary(values["prompted"]),
+            "random": tuple(_summary(summary) for summary in values["random"]),
+        }
+    )
+
+
+def save_selections(selections: Sequence[Selection], path: str | Path, made_by: Mapping[str, Any]) -> Path:
+    """Write choices as JSON, beside those of other traits that are there already and were made alike."""
+    path = Path(path)
+    traits: dict[str, Any] = {}
+    if path.is_file():
+        traits = read_selections(path)
+    traits |= {selection.trait: asdict(selection) for selection in selections}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    content = {"format": "traitbasis.selection/1", "made_by": dict(made_by), "traits": dict(sorted(traits.items()))}
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def read_selections(path: str | Path) -> dict[str, Any]:
+    """What ``save_selections`` wrote, by trait. Raises SweepError when it is none."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content["format"] != "traitbasis.selection/1":
+            raise SweepError(f"{path} is no selection of this version")
+        traits: dict[str, Any] = content["traits"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SweepError(f"cannot read {path}: {error}; make it with: traitbasis select") from error
+    return traits
+
+
+def _summary(values: Mapping[str, Any]) -> Summary:
+    return Summary(**{**values, "rejected": tuple(values["rejected"])})
+
+
+def _turns(generator: Generator, cell: Cell) -> list[tuple[Any, str]]:
+    return [
+        (generator.contexts[number].turns, turn.text)
+        for (number, _), turn in zip(generator.cases, cell.turns, strict=True)
+    ]
+
+
+def _rounded(values: Tensor) -> tuple[float, ...]:
+    return tuple(round(value, 4) for value in values.tolist())
