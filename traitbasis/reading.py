@@ -120,8 +120,16 @@ class Reader:
             places = torch.tensor(reply.positions) - start
             table = logits[row, places - 1].float().log_softmax(-1)
             logprobs = table.gather(1, ids[row, places][:, None])[:, 0].cpu()
-            kept = [torch.stack([means[z][i][row] for z in range(len(lm.layers))]) if states else None for i in (0, 1)]
-            read.append(Reading(reply, logprobs, *kept, table.cpu() if distributions else None))
+            by_layer = [means[z] for z in range(len(lm.layers))] if states else []
+            read.append(
+                Reading(
+                    reply,
+                    logprobs,
+                    torch.stack([mean[row] for mean, _ in by_layer]) if states else None,
+                    torch.stack([norm[row] for _, norm in by_layer]) if states else None,
+                    table.cpu() if distributions else None,
+                )
+            )
         return read
 
     def _prefix(self, context: Conversation, ids: tuple[int, ...]) -> Any:

@@ -158,11 +158,11 @@ class Selector:
             raise SweepError(f"layers {list(layers)} do not all exist; {generator.lm.name} has layers 0 to {depth - 1}")
         if not doses or not all(0 < dose <= 10 for dose in doses):
             raise SweepError(f"doses {list(doses)} must be above 0 and at most 10")
-        self.generator, self.rule, self._folder, self._progress = generator, rule, folder, progress
+        self.generator, self.rule, self.folder, self._progress = generator, rule, folder, progress
         self._layers, self._candidates = None if layers is None else sorted(set(layers)), candidates
         self._doses = tuple(sorted(set(doses)))
         self._vectors = dict(vectors or {})
-        self._references: dict[str, Sides] = {}
+        self._sides: dict[str, Sides] = {}
         self._baselines = Store(folder / f"{BASELINES}.jsonl", generator.settings)
         self._states: dict[Cell, Tensor] = {}
         self._norms: Tensor | None = None
@@ -196,15 +196,14 @@ class Selector:
         """
         vector = self.vector(pair_set)
         header = {**self.generator.settings, "trait": pair_set.trait, "pairs": vector.provenance.pair_set_hash}
-        store = Store(self._folder / f"{pair_set.trait}.jsonl", header)
+        store = Store(self.folder / f"{pair_set.trait}.jsonl", header)
         done = store.find("selection")
         wanted = {"layers": self._layers, "doses": list(self._doses), "rule": asdict(self.rule)}
         if done is not None and done["wanted"] == wanted:
             self._progress(self.steps)
             return read_selection(done["selection"])
-        sides = read_sides(self.generator.reader, pair_set)
-        instruments = self._instruments(pair_set.trait, sides)
-        screening = self._screening(pair_set, vector, sides, *instruments)
+        sides, instruments = self._read(pair_set)
+        screening = self._screening(pair_set, vector, sides, *instruments[pair_set.trait])
         likelihood = self._likelihood(store, pair_set, vector)
         layers = self._layers or best_layers(likelihood, self._candidates, self.rule)
         specs = [Spec("steered", pair_set.trait, z, dose) for z in layers for dose in self._doses]
@@ -214,11 +213,10 @@ class Selector:
 
         prompted = Spec("prompted", pair_set.trait)
         cells = self.generator.cells(
-            [*specs, prompted], store, addition, {pair_set.trait: instruments}, persona_prompt(pair_set), self._progress
+            [*specs, prompted], store, addition, instruments, persona_prompt(pair_set), self._progress
         )
-        self.generator.reader.forget()
         randoms = [Spec("random", None, z, dose) for z in layers for dose in self._doses]
-        plain, *control = self.baselines([UNSTEERED, *randoms], {pair_set.trait: instruments})
+        plain, *control = self.baselines([UNSTEERED, *randoms], instruments)
         selection = choose(pair_set.trait, screening, likelihood, cells[:-1], cells[-1], plain, control, self.rule)
         store.append({"kind": "selection", "wanted": wanted, "selection": asdict(selection)})
         return selection
@@ -252,20 +250,25 @@ class Selector:
         ]
         return replace(cell, turns=tuple(turns))
 
-    def _instruments(self, trait: str, sides: Sides) -> tuple[TraitProbe, TraitClassifier | None]:
-        for name in REFERENCE_TRAITS:
-            if name not in self._references and name != trait:
-                self._references[name] = read_sides(self.generator.reader, load_pairs(name))
-                self.generator.reader.forget()
+    def instruments(self, pair_set: PairSet) -> Instruments:
+        """What measures a trait's expression: made from pairs that its vector is not made from, each from others."""
+        return self._read(pair_set)[1]
+
+    def _read(self, pair_set: PairSet) -> tuple[Sides, Instruments]:
+        trait, reader = pair_set.trait, self.generator.reader
+        wanted = [name for name in REFERENCE_TRAITS if name not in self._sides]
+        for each in (*map(load_pairs, wanted), *([] if trait in REFERENCE_TRAITS else [pair_set])):
+            self._sides[each.trait] = read_sides(reader, each)
+            reader.forget()
+        sides = self._sides[trait]
         probe = TraitProbe.from_sides(trait, sides, self.generator.as_)
-        if not len(sides.positive["extra"]):
-            return probe, None
-        if trait in REFERENCE_TRAITS:
-            self._references[trait] = sides
-        others = {name: self._references[name] for name in REFERENCE_TRAITS if name != trait}
-        depth = len(self.generator.lm.layers)
-        layers = sorted({depth // 2, *range(depth // 3, depth - 1, max(1, depth // 10))})
-        return probe, train_classifier(trait, {trait: sides, **others}, layers)
+        classifier = None
+        if len(sides.positive["extra"]):
+            known = {name: self._sides[name] for name in {trait, *REFERENCE_TRAITS}}
+            depth = len(self.generator.lm.layers)
+            layers = sorted({depth // 2, *range(depth // 3, depth - 1, max(1, depth // 10))})
+            classifier = train_classifier(trait, known, layers)
+        return sides, {trait: (probe, classifier)}
 
     def _screening(
         self,
@@ -364,11 +367,10 @@ def choose(
 
 def summarize(cell: Cell, trait: str, unsteered: Cell) -> Summary:
     """A cell beside the unsteered one; turns are compared context by context."""
-    names = [f"{name}:{trait}" for name in INSTRUMENTS if f"{name}:{trait}" in cell.turns[0].scores]
-    differences = {name: cell.scores(name) - unsteered.scores(name) for name in names}
+    differences = gains(cell, trait, unsteered)
     gain = torch.stack(list(differences.values())).mean(0)
     low, high = bootstrap(gain)
-    means = {
+    means: dict[str, Any] = {
         name: round(float(cell.scores(name).mean()), 4)
         for name in ("facts", "broken", "role_flip", "surprise", "relevance", "words")
     }
@@ -378,11 +380,17 @@ def summarize(cell: Cell, trait: str, unsteered: Cell) -> Summary:
         gain=round(float(gain.mean()), 4),
         low=round(low, 4),
         high=round(high, 4),
-        by_instrument={name.split(":")[0]: round(float(value.mean()), 4) for name, value in differences.items()},
+        by_instrument={name: round(float(value.mean()), 4) for name, value in differences.items()},
         over_random=None,
         facts_unsteered=round(float(unsteered.scores("facts").mean()), 4),
         **means,
     )
+
+
+def gains(cell: Cell, trait: str, unsteered: Cell) -> dict[str, Tensor]:
+    """Expression above the unsteered turn to the same context, ``(turns,)``, by instrument."""
+    measured = [name for name in INSTRUMENTS if f"{name}:{trait}" in cell.turns[0].scores]
+    return {name: cell.scores(f"{name}:{trait}") - unsteered.scores(f"{name}:{trait}") for name in measured}
 
 
 def bootstrap(values: Tensor, repeats: int = 2000) -> tuple[float, float]:
@@ -415,12 +423,15 @@ def _rejected(
 
 def read_selection(values: Mapping[str, Any]) -> Selection:
     """A Selection out of a file."""
+
+    def frozen(value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    screening: dict[str, Any] = {name: frozen(value) for name, value in values["screening"].items()}
     return Selection(
         **{
             **values,
-            "screening": Screening(
-                **{k: tuple(v) if isinstance(v, list) else v for k, v in values["screening"].items()}
-            ),
+            "screening": Screening(**screening),
             "likelihood": tuple(Likely(**likely) for likely in values["likelihood"]),
             "summaries": tuple(_summary(summary) for summary in values["summaries"]),
             "prompted": _summary(values["prompted"]),

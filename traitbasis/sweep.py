@@ -254,7 +254,7 @@ def _read_lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     try:
-        lines = [json.loads(line) for line in data[:whole].decode("utf-8").splitlines()]
+        lines = [json.loads(line) for line in data[:whole].decode("utf-8").split("\n")[:-1]]
         if lines[0]["format"] != FORMAT:
             raise SweepError(f"{path} is no sweep of this version (its format is {lines[0]['format']!r})")
     except (ValueError, LookupError, TypeError) as error:
