@@ -157,6 +157,11 @@ class Generator:
         self._sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
         self._engine = TransformersEngine(lm, max_batch=_BATCH, max_queue=10**6)
         self._prompts: dict[tuple[int, str], tuple[int, ...]] = {}
+        # In half precision a prompt read from the prefix cache differs from one that is read anew: all are in it from
+        # the beginning, so that a sweep that goes on draws what one that was never killed draws.
+        for number in range(len(contexts)):
+            stops = lm.stop_ids(as_)
+            generate_all(self._engine, [Request(self._prompt(number, ""), 0, Sampling(max_tokens=1), stops)])
 
     def draw(self, additions: Sequence[Mapping[int, Tensor]], personas: Sequence[str]) -> list[list[str]]:
         """Texts of several cells' turns. additions: float32 ``(d_model,)`` by layer, personas: what the instruction
@@ -168,7 +173,8 @@ class Generator:
             for number, seed in self.cases
         ]
         # What is empty is said as the simulator says it: harnesses take no empty turn.
-        texts = [generation.text.strip() or SILENCE for generation in generate_all(self._engine, requests)]
+        drawn = generate_all(self._engine, requests, self._engine.hold())
+        texts = [generation.text.strip() or SILENCE for generation in drawn]
         n = len(self.cases)
         return [texts[i : i + n] for i in range(0, len(texts), n)]
 

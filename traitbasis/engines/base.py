@@ -8,6 +8,7 @@ request after its last event.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Literal, Protocol
@@ -320,14 +321,19 @@ def generate(engine: Engine, request: Request) -> Generation:
         raise
 
 
-def generate_all(engine: Engine, requests: Sequence[Request]) -> list[Generation]:
-    """Submit all requests and wait for all; generations in the order of the requests. Raises what the engine reports."""
+def generate_all(
+    engine: Engine, requests: Sequence[Request], holding: AbstractContextManager[object] | None = None
+) -> list[Generation]:
+    """Submit all requests and wait for all; generations in the order of the requests. Raises what the engine reports.
+
+    holding: a context to submit them in, such as an engine's ``hold()``."""
     events: SimpleQueue[tuple[int, Event | Failure]] = SimpleQueue()
     collectors, done = [Collector() for _ in requests], dict[int, Generation]()
     tickets: list[Ticket] = []
     try:
-        for i, request in enumerate(requests):
-            tickets.append(engine.submit(request, lambda event, i=i: events.put((i, event))))  # type: ignore[misc]
+        with holding or nullcontext():
+            for i, request in enumerate(requests):
+                tickets.append(engine.submit(request, lambda event, i=i: events.put((i, event))))  # type: ignore[misc]
         while len(done) < len(requests):
             i, event = events.get()
             if isinstance(event, Failure):
