@@ -16,13 +16,13 @@ share is taken off. Fact cost: ``metrics/likelihood.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from traitbasis.basis import Column, CurvePoint
+from traitbasis.basis import Basis, Column, CurvePoint
 from traitbasis.errors import SweepError
 from traitbasis.metrics.likelihood import PairLikelihood
 from traitbasis.pairs import PairSet
@@ -110,27 +110,33 @@ def damaged(cell: Cell, screening: Screening) -> float:
     return float(bad.float().mean())
 
 
-def column(levels: Levels | None, vector: TraitVector, layer: int, steerable: bool, dose: float) -> Column:
-    """A basis's column: medium is intensity 1. Without levels, `dose` is medium and nothing is limited."""
-    medium = levels.medium if levels else dose
-    found = Column(
+def column(levels: Levels, vector: TraitVector, layer: int, steerable: bool) -> Column:
+    """A basis's column of these levels: medium is intensity 1."""
+    return Column(
         trait=vector.trait,
         layer=layer,
-        scale=medium / vector.dose(layer),
+        scale=levels.medium / vector.dose(layer),
         layer_norm=float(vector.layer_norms[layer]),
         aliases=vector.aliases,
         provenance=vector.provenance,
-        steerable=steerable,
-    )
-    if levels is None:
-        return found
-    return replace(
-        found,
-        low=round(levels.low / medium, 4),
-        high=round(levels.high / medium, 4),
+        low=round(levels.low / levels.medium, 4),
+        high=round(levels.high / levels.medium, 4),
         limit=levels.limit,
+        steerable=steerable,
         curve=levels.curve,
     )
+
+
+def with_columns(basis: Basis | None, made: Mapping[str, tuple[Column, Tensor]]) -> Basis:
+    """A basis with these columns, by trait, in the place of its own of the same name, or behind the others.
+
+    Raises ArtifactError when they are of another model or header than the basis's other columns.
+    """
+    kept = (
+        {} if basis is None else dict(zip(basis.traits, zip(basis.columns, basis.matrix.T, strict=True), strict=True))
+    )
+    columns, directions = zip(*(kept | dict(made)).values(), strict=True)
+    return Basis(tuple(columns), torch.stack(directions, dim=1))
 
 
 def _fact_costs(

@@ -29,7 +29,7 @@ from traitbasis.metrics.classifier import TraitClassifier, train_classifier
 from traitbasis.metrics.fidelity import Sides, TraitProbe, auc, read_sides
 from traitbasis.metrics.likelihood import PairLikelihood
 from traitbasis.metrics.turns import INSTRUMENTS, Instruments, expression
-from traitbasis.pairs import PairSet, load_pairs
+from traitbasis.pairs import PairSet, load_pairs, pair_set_hash
 from traitbasis.sweep import BASELINES, UNSTEERED, Cell, Generator, Spec, Store, persona_prompt, random_direction
 from traitbasis.trait_vector import TraitVector
 
@@ -136,21 +136,20 @@ class Selection:
 class Selector:
     """Selects layers and doses for one trait after the other, on one model.
 
-    folder: where the sweep's files are kept. layers: where turns are generated; None leaves it to sieve 2, which takes
-    the `candidates` best of about ten. doses: tried at each of them. vectors: trait vectors by name; what is missing is
-    extracted. progress: told how many of ``steps`` are done.
+    home: folder of the model's vectors; the sweep's files go to ``selection`` in it, and a vector that is not there, or
+    was made from other pairs, is extracted. layers: where turns are generated; None leaves it to sieve 2, which takes
+    the `candidates` best of about ten. doses: tried at each of them. progress: told how many of ``steps`` are done.
     """
 
     def __init__(
         self,
         generator: Generator,
-        folder: Path,
+        home: Path,
         *,
         layers: Sequence[int] | None = None,
         candidates: int = 3,
         doses: Sequence[float] = DOSES,
         rule: Rule = RULE,
-        vectors: Mapping[str, TraitVector] | None = None,
         progress: Progress = lambda done: None,
     ) -> None:
         depth = len(generator.lm.layers)
@@ -158,13 +157,14 @@ class Selector:
             raise SweepError(f"layers {list(layers)} do not all exist; {generator.lm.name} has layers 0 to {depth - 1}")
         if not doses or not all(0 < dose <= 10 for dose in doses):
             raise SweepError(f"doses {list(doses)} must be above 0 and at most 10")
-        self.generator, self.rule, self.folder, self._progress = generator, rule, folder, progress
+        self.generator, self.rule, self.progress = generator, rule, progress
+        self.home, self.folder = home, home / "selection"
         self._layers, self._candidates = None if layers is None else sorted(set(layers)), candidates
         self._doses = tuple(sorted(set(doses)))
-        self._vectors = dict(vectors or {})
+        self._vectors: dict[str, TraitVector] = {}
         self._sides: dict[str, Sides] = {}
-        self._baselines = Store(folder / f"{BASELINES}.jsonl", generator.settings)
-        self._states: dict[Cell, Tensor] = {}
+        self._baselines = Store(self.folder / f"{BASELINES}.jsonl", generator.settings)
+        self._states: dict[Spec, Tensor] = {}
         self._norms: Tensor | None = None
 
     @property
@@ -184,10 +184,17 @@ class Selector:
 
     def vector(self, pair_set: PairSet) -> TraitVector:
         """The trait's vector on this model."""
-        found = self._vectors.get(pair_set.trait)
-        if found is None:
-            found = self._vectors[pair_set.trait] = extract(self.generator.lm, pair_set, as_=self.generator.as_)
-        return found
+        lm, as_, path = self.generator.lm, self.generator.as_, self.home / f"{pair_set.trait}.safetensors"
+        if pair_set.trait not in self._vectors:
+            found = TraitVector.load(path) if path.is_file() else None
+            wanted = (lm.fingerprint, lm.template_hash, as_, pair_set_hash(pair_set.for_extraction()))
+            made = found and found.provenance
+            if not made or wanted != (made.model_fingerprint, made.template_hash, made.as_, made.pair_set_hash):
+                found = extract(lm, pair_set, as_=as_)
+                found.save(path)
+            assert found is not None
+            self._vectors[pair_set.trait] = found
+        return self._vectors[pair_set.trait]
 
     def select(self, pair_set: PairSet) -> Selection:
         """Measure and choose. Goes on where an earlier call with the same settings ended; a trait that is done is read.
@@ -200,7 +207,7 @@ class Selector:
         done = store.find("selection")
         wanted = {"layers": self._layers, "doses": list(self._doses), "rule": asdict(self.rule)}
         if done is not None and done["wanted"] == wanted:
-            self._progress(self.steps)
+            self.progress(self.steps)
             return read_selection(done["selection"])
         sides, instruments = self._read(pair_set)
         screening = self._screening(pair_set, vector, sides, *instruments[pair_set.trait])
@@ -213,7 +220,7 @@ class Selector:
 
         prompted = Spec("prompted", pair_set.trait)
         cells = self.generator.cells(
-            [*specs, prompted], store, addition, instruments, persona_prompt(pair_set), self._progress
+            [*specs, prompted], store, addition, instruments, persona_prompt(pair_set), self.progress
         )
         randoms = [Spec("random", None, z, dose) for z in layers for dose in self._doses]
         plain, *control = self.baselines([UNSTEERED, *randoms], instruments)
@@ -240,10 +247,10 @@ class Selector:
         return [self._scored(cell, instruments) for cell in cells]
 
     def _scored(self, cell: Cell, instruments: Instruments) -> Cell:
-        if cell not in self._states:
+        if cell.spec not in self._states:
             read = self.generator.reader.read(_turns(self.generator, cell), states=True)
-            self._states[cell] = torch.stack([reading.states for reading in read if reading.states is not None])
-        shown = expression(self._states[cell], instruments)
+            self._states[cell.spec] = torch.stack([reading.states for reading in read if reading.states is not None])
+        shown = expression(self._states[cell.spec], instruments)
         turns = [
             replace(turn, scores={**turn.scores, **{name: float(values[i]) for name, values in shown.items()}})
             for i, turn in enumerate(cell.turns)
@@ -301,7 +308,7 @@ class Selector:
         """Sieve 2, on pairs that neither the vector nor the probe is made from, where there are such."""
         found = {line["layer"]: Likely(**line["likely"]) for line in store.lines if line.get("kind") == "likelihood"}
         missing = [z for z in self.grid if z not in found]
-        self._progress(len(self.grid) - len(missing))
+        self.progress(len(self.grid) - len(missing))
         if missing:
             pairs = PairLikelihood(self.generator.reader, pair_set.select("extra") or pair_set.select("heldout"))
             for z in missing:
@@ -309,7 +316,7 @@ class Selector:
                 values = (measured.preference, measured.fact_cost, measured.kl)
                 found[z] = Likely(z, LIKELIHOOD_DOSE, *(round(float(value.mean()), 4) for value in values))
                 store.append({"kind": "likelihood", "layer": z, "likely": asdict(found[z])})
-                self._progress(1)
+                self.progress(1)
         return tuple(found[z] for z in self.grid)
 
 

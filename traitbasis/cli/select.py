@@ -1,0 +1,208 @@
+"""Commands that choose by measurement: the layer of a trait, and the doses of its levels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, app, err, load_lm, out, progress
+from traitbasis.embedded import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from traitbasis.basis import Basis
+    from traitbasis.contexts import EvaluationContext
+    from traitbasis.pairs import PairSet
+    from traitbasis.select import Selection
+
+Trait = Annotated[str, typer.Option(help="Shipped traits, with commas, or 'all'.")]
+Pairs = Annotated[list[Path] | None, typer.Option(help="Your own pair file instead; several times for several.")]
+Contexts = Annotated[Path | None, typer.Option(help="Evaluation contexts (YAML); by default those that ship.")]
+Seed = Annotated[int, typer.Option(min=0, help="Another sample of turns.")]
+Folder = Annotated[Path, typer.Option("--out", help="Folder of vectors; everything goes to <model>/ in it.")]
+Doses = Annotated[str, typer.Option(help="Doses to try, with commas: in sizes of the hidden state.")]
+Tokens = Annotated[int, typer.Option(min=8, help="Longest turn, in tokens.")]
+
+
+@app.command()
+def select(
+    trait: Trait = "",
+    pairs: Pairs = None,
+    model: Model = DEFAULT_MODEL,
+    layers: Annotated[
+        str, typer.Option(help="Where turns are written: auto (the most promising), all, or numbers with commas.")
+    ] = "auto",
+    candidates: Annotated[int, typer.Option(min=1, help="How many layers 'auto' takes.")] = 3,
+    doses: Doses = "0.1,0.2,0.3",
+    turns: Annotated[int, typer.Option(min=2, help="Turns at each layer and dose.")] = 10,
+    max_tokens: Tokens = 40,
+    seed: Seed = 0,
+    contexts: Contexts = None,
+    report: Annotated[Path | None, typer.Option(help="Write what was found as one HTML file, too.")] = None,
+    folder: Folder = Path("vectors"),
+    as_: Header = "user",
+    device: Device = "auto",
+    dtype: Dtype = "fastest",
+    threads: Threads = None,
+) -> None:
+    """Choose each trait's layer and dose by measurement: expression, facts, damage, on tasks that are in no pair.
+
+    Goes on where it was when it was killed. Repeatable with a seed on one machine, dtype and number of threads.
+
+    Example: traitbasis select --trait impatience --report impatience.html
+    """
+    from traitbasis.select import Selector, save_selections
+    from traitbasis.sweep import Generator
+
+    pair_sets, tasks, tried = _pair_sets(trait, pairs), _contexts(contexts), _numbers("--doses", doses, float)
+    lm = load_lm(model, device, dtype, threads=threads)
+    where = {"auto": None, "all": [*range(len(lm.layers))]}
+    chosen = where[layers] if layers in where else _numbers("--layers", layers, int)
+    with Generator(lm, tasks, as_=as_, turns=turns, seed=seed, max_tokens=max_tokens) as generator:
+        selector = Selector(generator, folder / lm.slug, layers=chosen, candidates=candidates, doses=tried)
+        selections = []
+        with progress("selecting", selector.steps * len(pair_sets)) as selector.progress:
+            for pair_set in pair_sets:
+                selections.append(selector.select(pair_set))
+                _tell(selections[-1])
+        made_by = {**generator.settings, **_versions()}
+    path = save_selections(selections, selector.home / "selection.json", made_by)
+    _print_selections(selections)
+    out.print("saved:", path, soft_wrap=True, markup=False)
+    if report:
+        from traitbasis.report import write_report
+        from traitbasis.sweep import BASELINES, read_cells
+
+        cells = {s.trait: read_cells(selector.folder / f"{s.trait}.jsonl")[1] for s in selections}
+        shared = read_cells(selector.folder / f"{BASELINES}.jsonl")[1]
+        write_report(report, selections, cells, shared, {p.trait: p for p in pair_sets}, made_by)
+        out.print("report:", report, soft_wrap=True, markup=False)
+
+
+@app.command()
+def calibrate(
+    trait: Trait = "all",
+    pairs: Pairs = None,
+    model: Model = DEFAULT_MODEL,
+    doses: Doses = "0.05,0.1,0.15,0.2,0.25,0.3,0.4,0.5,0.7",
+    turns: Annotated[int, typer.Option(min=2, help="Turns at each dose.")] = 12,
+    max_tokens: Tokens = 40,
+    seed: Seed = 1,
+    contexts: Contexts = None,
+    folder: Folder = Path("vectors"),
+    as_: Header = "user",
+    device: Device = "auto",
+    dtype: Dtype = "fastest",
+    threads: Threads = None,
+) -> None:
+    """Measure what low, medium and high are for each trait at its selected layer, and write the basis.
+
+    'all' means every trait that was selected. One that was found not steerable gets a column that is served only when
+    forced. Columns of other traits that the basis has already stay as they are.
+
+    Example: traitbasis select --trait all && traitbasis calibrate
+    """
+    from traitbasis.basis import Basis
+    from traitbasis.calibrate import calibrate as measure
+    from traitbasis.calibrate import column, with_columns
+    from traitbasis.errors import SweepError
+    from traitbasis.model import model_slug
+    from traitbasis.select import Selector, best_layers, read_selection, read_selections
+    from traitbasis.sweep import Generator
+
+    home, tasks, tried = folder / model_slug(model), _contexts(contexts), _numbers("--doses", doses, float)
+    found = {name: read_selection(values) for name, values in read_selections(home / "selection.json").items()}
+    pair_sets = _pair_sets("" if pairs else ",".join(found) if trait == "all" else trait, pairs)
+    if missing := [pair_set.trait for pair_set in pair_sets if pair_set.trait not in found]:
+        raise SweepError(f"no layer was selected for {', '.join(missing)}; run `traitbasis select` for it first")
+    lm = load_lm(model, device, dtype, threads=threads)
+    made = {}
+    with (
+        Generator(lm, tasks, as_=as_, turns=turns, seed=seed, max_tokens=max_tokens) as generator,
+        progress("calibrating", len(tried) * len(pair_sets)) as advance,
+    ):
+        selector = Selector(generator, home)
+        for pair_set in pair_sets:
+            selection, vector = found[pair_set.trait], selector.vector(pair_set)
+            layer = best_layers(selection.likelihood, 1)[0] if selection.layer is None else selection.layer
+            levels = measure(selector, pair_set, layer, selection.screening, doses=tried, progress=advance)
+            made[pair_set.trait] = column(levels, vector, layer, selection.steerable), vector.vector[layer]
+    path = home / "basis.safetensors"
+    basis = with_columns(Basis.load(path) if path.is_file() else None, made)
+    basis.save(path)
+    _print_levels(basis)
+    out.print("saved:", path, soft_wrap=True, markup=False)
+
+
+def _pair_sets(traits: str, files: list[Path] | None) -> list[PairSet]:
+    from traitbasis.pairs import known_traits, load_pairs
+
+    if bool(traits) == bool(files):
+        raise typer.BadParameter("give either --trait or --pairs")
+    names = known_traits() if traits == "all" else [name.strip() for name in traits.split(",") if name.strip()]
+    return [load_pairs(source) for source in files or names]
+
+
+def _contexts(path: Path | None) -> list[EvaluationContext]:
+    from traitbasis.contexts import read_contexts
+
+    return read_contexts(path)
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise typer.BadParameter(f"{option} is {text!r}; it takes numbers with commas") from None
+
+
+def _versions() -> dict[str, str]:
+    return {f"{name}_version": version(name) for name in ("traitbasis", "transformers", "torch")}
+
+
+def _tell(selection: Selection) -> None:
+    """A line as soon as a trait is done."""
+    where = f"layer {selection.layer}, dose {selection.dose}" if selection.steerable else selection.reason
+    err.print(f"{escape(selection.trait)}: {escape(where)}", highlight=False, soft_wrap=True)
+
+
+def _print_selections(selections: list[Selection]) -> None:
+    table = Table("trait", "layer", "dose", "expression", "over random", "prompt-only", "facts", "unsteered", "AUC")
+    for selection in selections:
+        chosen = next((s for s in selection.summaries if (s.layer, s.dose) == (selection.layer, selection.dose)), None)
+        cells = (
+            [f"{chosen.layer}", f"{chosen.dose:g}", f"{chosen.gain:+.2f} [{chosen.low:+.2f}, {chosen.high:+.2f}]"]
+            if chosen
+            else ["", "", "[yellow]not steerable[/yellow]"]
+        )
+        lead = f"{chosen.over_random:+.2f}" if chosen and chosen.over_random is not None else ""
+        table.add_row(
+            selection.trait,
+            *cells,
+            lead,
+            f"{selection.prompted.gain:+.2f}",
+            f"{chosen.facts:.2f}" if chosen else "",
+            f"{selection.prompted.facts_unsteered:.2f}",
+            f"{max(selection.screening.auc):.2f}",
+        )
+    out.print(table)
+    for selection in selections:
+        if not selection.steerable:
+            out.print(
+                f"{selection.trait} is not steerable on this model: {selection.reason}", soft_wrap=True, markup=False
+            )
+
+
+def _print_levels(basis: Basis) -> None:
+    table = Table("trait", "layer", "low", "medium", "high", "limit", "", title="doses")
+    for column in basis.columns:
+        medium = basis.dose({column.trait: 1.0})
+        doses = [f"{intensity * medium:.3f}" for intensity in column.levels.values()]
+        limit = "not calibrated" if column.limit is None else f"{column.limit:.3f}"
+        table.add_row(column.trait, f"{column.layer}", *doses, limit, "" if column.steerable else "only when forced")
+    out.print(table)
