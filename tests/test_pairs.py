@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ from traitbasis.errors import PairError
 from traitbasis.pairs import PairSet, known_traits, lexical_shortcuts, load_pairs, pair_set_hash
 
 ROOT = Path(__file__).parent.parent
-TRAITS = ["confusion", "impatience", "incoherence", "skeptical"]
+TRAITS = known_traits()
+PAPER = ["confusion", "impatience", "incoherence", "skeptical"]
+# The two exceptions to the rules on words and on lengths, so that no file makes itself another.
+OWN = {"polite": {"please", "thanks", "thank"}, "cheerful": {"!"}}
+OF_LENGTH = {"rambling", "terse"}
 DOMAINS = {"airline", "retail", "telecom", "telehealth"}
 GAP = 0.35
 
@@ -36,43 +41,72 @@ def raw_pairs(trait: str) -> list[dict[str, Any]]:
 # --- what ships -------------------------------------------------------------------------------------------------------
 
 
-def test_the_four_traits_ship() -> None:
-    assert known_traits() == TRAITS
+def test_the_papers_four_traits_ship_and_27_more() -> None:
+    assert set(PAPER) < set(TRAITS) and len(TRAITS) == 31
+    assert [path.stem for path in sorted((ROOT / "contrastive_pairs").glob("*.yaml"))] == TRAITS
+
+
+def test_no_name_means_two_shipped_traits() -> None:
+    names = [name for trait in TRAITS for name in (trait, *load_pairs(trait).aliases)]
+    assert sorted(names) == sorted(set(names))
 
 
 @pytest.mark.parametrize("trait", TRAITS)
-def test_a_shipped_file_has_24_pairs_in_four_domains_with_both_kinds_of_turn(trait: str) -> None:
+def test_a_shipped_file_says_what_its_trait_is(trait: str) -> None:
+    pair_set = load_pairs(trait)
+    assert pair_set.trait == trait
+    assert "\n" not in pair_set.definition + pair_set.opposite and pair_set.definition != pair_set.opposite
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+def test_a_shipped_file_has_as_many_pairs_of_both_kinds_of_turn_in_four_domains(trait: str) -> None:
     pairs = load_pairs(trait).pairs
-    assert [pair.id for pair in pairs] == [pair["id"] for pair in raw_pairs(trait)]
-    assert len(pairs) == 24
-    spoken = {pair["id"]: any("customer" in turn for turn in pair["context"]) for pair in raw_pairs(trait)}
-    assert {(pair.domain, pair.turn) for pair in pairs} == {(d, t) for d in DOMAINS for t in ("first", "late")}
+    raw = raw_pairs(trait)
+    assert [pair.id for pair in pairs] == [pair["id"] for pair in raw]
+    assert len(pairs) == (24 if trait in PAPER else 16)
+    spoken = {pair["id"]: any("customer" in turn for turn in pair["context"]) for pair in raw}
     assert all((pair.turn == "late") == spoken[pair.id] for pair in pairs)
+    kinds = Counter((pair.domain, pair.turn) for pair in pairs)
+    assert kinds.keys() == {(domain, turn) for domain in DOMAINS for turn in ("first", "late")}
+    assert trait in PAPER or set(kinds.values()) == {2}
 
 
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_shipped_file_has_one_default_pair_a_domain_and_held_out_ones(trait: str) -> None:
     pair_set = load_pairs(trait)
-    assert pair_set.trait == trait
     assert sorted(pair.domain for pair in pair_set.for_extraction()) == sorted(DOMAINS)
     assert {pair.turn for pair in pair_set.select("default")} == {"first", "late"}
     held_out = pair_set.select("heldout")
     assert len(held_out) >= 4 and {pair.domain for pair in held_out} == DOMAINS
-    assert set(pair_set.for_extraction(24 - len(held_out))).isdisjoint(held_out)
+    assert set(pair_set.for_extraction(len(pair_set.pairs) - len(held_out))).isdisjoint(held_out)
+
+
+@pytest.mark.parametrize("trait", sorted(set(TRAITS) - set(PAPER)))
+def test_four_pairs_make_a_library_trait_four_more_extend_it_and_eight_measure_it(trait: str) -> None:
+    pairs = raw_pairs(trait)
+    assert [pair["use"] for pair in pairs] == ["default"] * 4 + ["extra"] * 4 + ["heldout"] * 8
+    assert {pair["domain"] for pair in pairs[4:8]} == DOMAINS
+    turns = Counter("late" if any("customer" in turn for turn in pair["context"]) else "first" for pair in pairs[:4])
+    assert turns == {"first": 2, "late": 2}
+    held_out = Counter((pair.domain, pair.turn) for pair in load_pairs(trait).select("heldout"))
+    assert held_out == {(domain, turn): 1 for domain in DOMAINS for turn in ("first", "late")}
 
 
 @pytest.mark.parametrize("trait", TRAITS)
 def test_no_word_or_mark_gives_a_shipped_trait_away(trait: str) -> None:
-    assert lexical_shortcuts(load_pairs(trait).pairs, GAP) == {}
+    """But for its own."""
+    pair_set = load_pairs(trait)
+    assert pair_set.shortcuts(GAP) == {}
+    assert set(pair_set.markers) == OWN.get(trait, set())
 
 
 @pytest.mark.parametrize("trait", TRAITS)
 def test_an_independent_count_finds_no_give_away_either(trait: str) -> None:
     pairs = raw_pairs(trait)
-    for signal in ("?", "!", "...", "…", "—"):
+    for signal in {"?", "!", "...", "…", "—"} - OWN.get(trait, set()):
         gap = sum(signal in p["positive"] for p in pairs) - sum(signal in p["negative"] for p in pairs)
         assert abs(gap) / len(pairs) <= GAP, signal
-    for word in (
+    for word in {
         "i",
         "please",
         "thanks",
@@ -87,19 +121,23 @@ def test_an_independent_count_finds_no_give_away_either(trait: str) -> None:
         "wait",
         "why",
         "and",
-    ):
+    } - OWN.get(trait, set()):
         gap = sum(word in words(p["positive"]) for p in pairs) - sum(word in words(p["negative"]) for p in pairs)
         assert abs(gap) / len(pairs) <= GAP, word
 
 
 @pytest.mark.parametrize("trait", TRAITS)
 def test_length_does_not_give_a_shipped_trait_away(trait: str) -> None:
+    assert load_pairs(trait).length_free == (trait in OF_LENGTH)
+    if trait in OF_LENGTH:
+        return
     pairs = raw_pairs(trait)
     for pair in pairs:
         long, short = sorted((len(pair["positive"].split()), len(pair["negative"].split())), reverse=True)
         assert long <= 1.7 * short, pair["id"]  # 1.6 by the product's count, which takes "a-b" for two words
     totals = [sum(len(pair[side].split()) for pair in pairs) for side in ("positive", "negative")]
-    assert 0.8 < totals[0] / totals[1] < 1.25
+    ratio = totals[0] / totals[1]
+    assert 0.8 < ratio < 1.25 if trait in PAPER else 0.9 < ratio < 1.1
 
 
 @pytest.mark.parametrize("trait", TRAITS)
@@ -297,7 +335,7 @@ def test_a_missing_file_or_a_folder_is_a_pair_error_naming_it(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["impatiance", "", "../impatience", "__init__", "Impatience"])
 def test_an_unknown_trait_names_the_shipped_ones_and_the_way_out(name: str) -> None:
-    with pytest.raises(PairError, match=r"shipped: confusion, impatience, .*path of a \.yaml file"):
+    with pytest.raises(PairError, match=r"shipped: angry, anxious, .*path of a \.yaml file"):
         load_pairs(name)
 
 
