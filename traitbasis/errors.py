@@ -42,6 +42,10 @@ class SweepError(TraitBasisError):
     """A layer sweep cannot be run or read: other settings than its file's, a damaged file, nothing to choose from."""
 
 
+class ReportError(TraitBasisError):
+    """A figure or a report cannot be made: matplotlib is missing, or what it is made of does not fit together."""
+
+
 class AnnotationError(TraitBasisError):
     """A sheet for annotators or a file of votes cannot be made or read; names the file, the line and the item."""
 
