@@ -6,8 +6,9 @@ dose do to the model's probabilities of held-back responses and of their facts? 
 and a few doses, turns are written and measured, beside an unsteered user, a user with the trait in its prompt, and a
 random direction of the same dose.
 
-The rule (``Rule``) first throws out what is damaged or loses facts, by floors fixed beforehand, and then takes the
-clearest expression. Confusion and incoherence look like the damage of an overdose; what tells them apart is that the
+The rule (``Rule``) first throws out what is damaged or loses facts, by floors fixed beforehand. Of what is left, all
+that is within one standard error of the clearest expression counts as equally clear, and of those the one is taken that
+costs the facts least. Confusion and incoherence look like the damage of an overdose; what tells them apart is that the
 trait's own positive responses, written by people, set how surprising a turn may be, and that a damaged turn loses its
 facts and has nothing to do with its instruction.
 """
@@ -70,7 +71,8 @@ class Likely:
 @dataclass(frozen=True)
 class Summary:
     """A cell beside the unsteered one, turn by turn. gain: expression less the unsteered user's, mean of the
-    instruments, with a 95 % bootstrap interval; over_random: less that of a random direction of this dose and layer."""
+    instruments, with a 95 % bootstrap interval; over_random: less that of a random direction of this dose and layer.
+    facts_change: 95 % interval of the share of facts stated less the unsteered user's. fact_cost, kl: of sieve 2."""
 
     layer: int | None
     dose: float
@@ -81,6 +83,9 @@ class Summary:
     over_random: float | None
     facts: float
     facts_unsteered: float
+    facts_change: tuple[float, float]
+    fact_cost: float | None
+    kl: float | None
     broken: float
     role_flip: float
     surprise: float
@@ -91,17 +96,18 @@ class Summary:
 
 @dataclass(frozen=True)
 class Rule:
-    """Floors a cell must keep; of those that do, the clearest expression wins.
+    """Floors a cell must keep.
 
-    facts: how much smaller a share of the facts may be stated than unsteered. fact_cost: nats per fact token (sieve 2).
+    facts: how much smaller a share of the facts may be stated than unsteered; and it must not surely be smaller at all
+    (95 % interval). fact_cost: nats per fact token (sieve 2); 0.25 makes each a fifth less likely.
     broken, role_flip: how much larger a share of turns may be. surprise: standard deviations above the mean of the
     trait's own positive responses, or of the unsteered turns if that is higher, in nats per token. relevance: share of
     the unsteered turns' that must be left. over_random: least lead over a random direction of the same dose.
     auc, agreement: screening.
     """
 
-    facts: float = 0.05
-    fact_cost: float = 0.5
+    facts: float = 0.15
+    fact_cost: float = 0.25
     broken: float = 0.1
     role_flip: float = 0.1
     surprise: float = 1.0
@@ -164,7 +170,6 @@ class Selector:
         self._vectors: dict[str, TraitVector] = {}
         self._sides: dict[str, Sides] = {}
         self._baselines = Store(self.folder / f"{BASELINES}.jsonl", generator.settings)
-        self._states: dict[Spec, Tensor] = {}
         self._norms: Tensor | None = None
 
     @property
@@ -178,9 +183,10 @@ class Selector:
 
     @property
     def steps(self) -> int:
-        """Steps of one trait: layers of sieve 2, cells of sieve 3."""
+        """Steps of one trait: points of sieve 2, cells of sieve 3."""
         layers = len(self.grid) if self._layers is not None else min(self._candidates, len(self.grid))
-        return len(self.grid) + layers * len(self._doses) + 1
+        more = len([dose for dose in self._doses if dose != LIKELIHOOD_DOSE])
+        return len(self.grid) + layers * (more + len(self._doses)) + 1
 
     def vector(self, pair_set: PairSet) -> TraitVector:
         """The trait's vector on this model."""
@@ -211,9 +217,11 @@ class Selector:
             return read_selection(done["selection"])
         sides, instruments = self._read(pair_set)
         screening = self._screening(pair_set, vector, sides, *instruments[pair_set.trait])
-        likelihood = self._likelihood(store, pair_set, vector)
+        likelihood = self._likelihood(store, pair_set, vector, [(z, LIKELIHOOD_DOSE) for z in self.grid])
         layers = self._layers or best_layers(likelihood, self._candidates, self.rule)
-        specs = [Spec("steered", pair_set.trait, z, dose) for z in layers for dose in self._doses]
+        points = [(z, dose) for z in layers for dose in self._doses]
+        likelihood += self._likelihood(store, pair_set, vector, [p for p in points if p[1] != LIKELIHOOD_DOSE])
+        specs = [Spec("steered", pair_set.trait, *point) for point in points]
 
         def addition(spec: Spec) -> dict[int, Tensor]:
             return {} if spec.layer is None else {spec.layer: vector.at_dose(spec.layer, spec.dose)}
@@ -222,7 +230,7 @@ class Selector:
         cells = self.generator.cells(
             [*specs, prompted], store, addition, instruments, persona_prompt(pair_set), self.progress
         )
-        randoms = [Spec("random", None, z, dose) for z in layers for dose in self._doses]
+        randoms = [Spec("random", None, *point) for point in points]
         plain, *control = self.baselines([UNSTEERED, *randoms], instruments)
         selection = choose(pair_set.trait, screening, likelihood, cells[:-1], cells[-1], plain, control, self.rule)
         store.append({"kind": "selection", "wanted": wanted, "selection": asdict(selection)})
@@ -247,10 +255,11 @@ class Selector:
         return [self._scored(cell, instruments) for cell in cells]
 
     def _scored(self, cell: Cell, instruments: Instruments) -> Cell:
-        if cell.spec not in self._states:
+        states = self.generator.states
+        if cell.spec not in states:  # it was drawn by an earlier run
             read = self.generator.reader.read(_turns(self.generator, cell), states=True)
-            self._states[cell.spec] = torch.stack([reading.states for reading in read if reading.states is not None])
-        shown = expression(self._states[cell.spec], instruments)
+            states[cell.spec] = torch.stack([reading.states for reading in read if reading.states is not None])
+        shown = expression(states[cell.spec], instruments)
         turns = [
             replace(turn, scores={**turn.scores, **{name: float(values[i]) for name, values in shown.items()}})
             for i, turn in enumerate(cell.turns)
@@ -304,25 +313,28 @@ class Selector:
             surprise=(round(float(surprise.mean()), 4), round(float(surprise.std()), 4)),
         )
 
-    def _likelihood(self, store: Store, pair_set: PairSet, vector: TraitVector) -> tuple[Likely, ...]:
+    def _likelihood(
+        self, store: Store, pair_set: PairSet, vector: TraitVector, points: Sequence[tuple[int, float]]
+    ) -> tuple[Likely, ...]:
         """Sieve 2, on pairs that neither the vector nor the probe is made from, where there are such."""
-        found = {line["layer"]: Likely(**line["likely"]) for line in store.lines if line.get("kind") == "likelihood"}
-        missing = [z for z in self.grid if z not in found]
-        self.progress(len(self.grid) - len(missing))
-        if missing:
+        found = [Likely(**line["likely"]) for line in store.lines if line.get("kind") == "likelihood"]
+        known = {(likely.layer, likely.dose): likely for likely in found}
+        if missing := [point for point in points if point not in known]:
             pairs = PairLikelihood(self.generator.reader, pair_set.select("extra") or pair_set.select("heldout"))
-            for z in missing:
-                measured = pairs.measure({z: vector.at_dose(z, LIKELIHOOD_DOSE)})
+            for z, dose in missing:
+                measured = pairs.measure({z: vector.at_dose(z, dose)})
                 values = (measured.preference, measured.fact_cost, measured.kl)
-                found[z] = Likely(z, LIKELIHOOD_DOSE, *(round(float(value.mean()), 4) for value in values))
-                store.append({"kind": "likelihood", "layer": z, "likely": asdict(found[z])})
-                self.progress(1)
-        return tuple(found[z] for z in self.grid)
+                likely = known[z, dose] = Likely(z, dose, *(round(float(value.mean()), 4) for value in values))
+                store.append({"kind": "likelihood", "likely": asdict(likely)})
+            self.generator.reader.forget()
+        self.progress(len(points))
+        return tuple(known[point] for point in points)
 
 
 def best_layers(likelihood: Sequence[Likely], n: int, rule: Rule = RULE) -> list[int]:
     """The `n` layers, in order, where a dose raises the preference most; those that cost too many facts come last."""
-    order = sorted(likelihood, key=lambda at: (at.fact_cost > rule.fact_cost, -at.preference))
+    alike = [at for at in likelihood if at.dose == LIKELIHOOD_DOSE]
+    order = sorted(alike, key=lambda at: (at.fact_cost > rule.fact_cost, -at.preference))
     return sorted(at.layer for at in order[:n])
 
 
@@ -338,15 +350,16 @@ def choose(
 ) -> Selection:
     """Apply the rule to measured cells. control: cells of random directions at the layers and doses of `cells`."""
     at = {(cell.layer, cell.dose): summarize(cell, trait, unsteered) for cell in control}
-    costs = {likely.layer: likely.fact_cost for likely in likelihood}
+    likely = {(found.layer, found.dose): found for found in likelihood}
     summaries = []
     for cell in cells:
         summary = summarize(cell, trait, unsteered)
         if (cell.layer, cell.dose) in at:
             summary = replace(summary, over_random=round(summary.gain - at[cell.layer, cell.dose].gain, 4))
-        summaries.append(replace(summary, rejected=_rejected(summary, unsteered, screening, costs, rule)))
-    passed = [summary for summary in summaries if not summary.rejected]
-    best = max(passed, key=lambda summary: (summary.gain, -summary.dose), default=None)
+        if found := likely.get((cell.layer, cell.dose)):  # type: ignore[arg-type]
+            summary = replace(summary, fact_cost=found.fact_cost, kl=found.kl)
+        summaries.append(replace(summary, rejected=_rejected(summary, unsteered, screening, rule)))
+    best = clearest([summary for summary in summaries if not summary.rejected])
     reason = ""
     peak = max(screening.auc)
     if peak < rule.auc:
@@ -372,11 +385,22 @@ def choose(
     )
 
 
+def clearest(summaries: Sequence[Summary]) -> Summary | None:
+    """Of all within one standard error of the clearest expression, the one that costs the facts least."""
+    top = max(summaries, key=lambda summary: summary.gain, default=None)
+    if top is None:
+        return None
+    error = (top.high - top.low) / (2 * 1.96)
+    equal = [summary for summary in summaries if summary.gain >= top.gain - error]
+    return min(equal, key=lambda summary: (summary.fact_cost or 0.0, -summary.gain))
+
+
 def summarize(cell: Cell, trait: str, unsteered: Cell) -> Summary:
     """A cell beside the unsteered one; turns are compared context by context."""
     differences = gains(cell, trait, unsteered)
     gain = torch.stack(list(differences.values())).mean(0)
     low, high = bootstrap(gain)
+    lost, kept = bootstrap(cell.scores("facts") - unsteered.scores("facts"))
     means: dict[str, Any] = {
         name: round(float(cell.scores(name).mean()), 4)
         for name in ("facts", "broken", "role_flip", "surprise", "relevance", "words")
@@ -390,6 +414,9 @@ def summarize(cell: Cell, trait: str, unsteered: Cell) -> Summary:
         by_instrument={name: round(float(value.mean()), 4) for name, value in differences.items()},
         over_random=None,
         facts_unsteered=round(float(unsteered.scores("facts").mean()), 4),
+        facts_change=(round(lost, 4), round(kept, 4)),
+        fact_cost=None,
+        kl=None,
         **means,
     )
 
@@ -407,9 +434,7 @@ def bootstrap(values: Tensor, repeats: int = 2000) -> tuple[float, float]:
     return low, high
 
 
-def _rejected(
-    summary: Summary, unsteered: Cell, screening: Screening, costs: Mapping[int, float], rule: Rule
-) -> tuple[str, ...]:
+def _rejected(summary: Summary, unsteered: Cell, screening: Screening, rule: Rule) -> tuple[str, ...]:
     """Which floors a cell falls below."""
 
     def plain(name: str) -> float:
@@ -417,8 +442,8 @@ def _rejected(
 
     ceiling = max(screening.surprise[0] + rule.surprise * screening.surprise[1], plain("surprise"))
     failed = {
-        "facts": summary.facts < plain("facts") - rule.facts,
-        "fact_cost": costs.get(summary.layer or 0, 0.0) > rule.fact_cost,
+        "facts": summary.facts < plain("facts") - rule.facts - 1e-6 or summary.facts_change[1] < 0,
+        "fact_cost": summary.fact_cost is not None and summary.fact_cost > rule.fact_cost,
         "broken": summary.broken > plain("broken") + rule.broken,
         "role_flip": summary.role_flip > plain("role_flip") + rule.role_flip,
         "surprise": summary.surprise > ceiling,
@@ -475,7 +500,7 @@ def read_selections(path: str | Path) -> dict[str, Any]:
 
 
 def _summary(values: Mapping[str, Any]) -> Summary:
-    return Summary(**{**values, "rejected": tuple(values["rejected"])})
+    return Summary(**{**values, "rejected": tuple(values["rejected"]), "facts_change": tuple(values["facts_change"])})
 
 
 def _turns(generator: Generator, cell: Cell) -> list[tuple[Any, str]]:

@@ -156,6 +156,7 @@ class Generator:
         self.cases = [(i % len(contexts), digest_seed([seed, i])) for i in range(turns)]
         self._sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
         self._engine = TransformersEngine(lm, max_batch=_BATCH, max_queue=10**6)
+        self.states: dict[Spec, Tensor] = {}
         self._prompts: dict[tuple[int, str], tuple[int, ...]] = {}
         # In half precision a prompt read from the prefix cache differs from one that is read anew: all are in it from
         # the beginning, so that a sweep that goes on draws what one that was never killed draws.
@@ -179,9 +180,14 @@ class Generator:
         return [texts[i : i + n] for i in range(0, len(texts), n)]
 
     def measure(self, specs: Sequence[Spec], texts: Sequence[Sequence[str]], instruments: Instruments) -> list[Cell]:
-        """Cells of drawn texts, read together: replies to one context are one batch."""
+        """Cells of drawn texts, read together: replies to one context are one batch. ``states`` keeps those of cells
+        that all traits share, ``(turns, layers, d_model)`` by spec, for instruments that come later."""
         turns = [(number, text) for cell in texts for (number, _), text in zip(self.cases, cell, strict=True)]
-        scores = iter(measure_turns(self.reader, self.contexts, turns, instruments))
+        found, states = measure_turns(self.reader, self.contexts, turns, instruments)
+        for spec, rows in zip(specs, torch.split(states, len(self.cases)), strict=True):
+            if spec.trait is None:
+                self.states[spec] = rows.clone()
+        scores = iter(found)
         return [
             Cell(
                 **asdict(spec),

@@ -29,13 +29,15 @@ def measure_turns(
     contexts: Sequence[EvaluationContext],
     turns: Sequence[tuple[int, str]],
     instruments: Instruments,
-) -> list[dict[str, float]]:
-    """Scores of (number of the context, text); expression is under ``probe:<trait>`` and ``classifier:<trait>``."""
+) -> tuple[list[dict[str, float]], Tensor]:
+    """Scores of (number of the context, text), and mean states ``(n, layers, d_model)`` to measure expression by later.
+
+    Expression is under ``probe:<trait>`` and ``classifier:<trait>``."""
     own = reader.read([(contexts[i].turns, text) for i, text in turns], states=True)
     other = reader.read([(contexts[(i + 1) % len(contexts)].turns, text) for i, text in turns])
-    states = [reading.states for reading in own if reading.states is not None]
-    shown = expression(stack(states), instruments) if states else {}
-    return [
+    states = stack([reading.states for reading in own if reading.states is not None])
+    shown = expression(states, instruments)
+    scores = [
         {
             "surprise": own[n].surprise,
             "relevance": other[n].surprise - own[n].surprise,
@@ -47,6 +49,7 @@ def measure_turns(
         }
         for n, (i, text) in enumerate(turns)
     ]
+    return scores, states
 
 
 def stated_facts(text: str, facts: Sequence[str]) -> float:
