@@ -17,7 +17,7 @@ from importlib import resources
 from math import inf
 from pathlib import Path
 from sys import float_info
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ _FORMAT = "traitbasis.basis/1"
 # |s P| over the mean response-token norm of the layer.
 DEFAULT_DOSE = 0.2
 
+How = Literal["symmetric", "ordered"]
+
 
 @dataclass(frozen=True)
 class CurvePoint:
@@ -57,6 +59,24 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
+class Orthogonalized:
+    """What was done to a column (``composition.orthogonalize``): how, against which traits of its layer, and kept, the
+    cosine between the column and its trait's own direction."""
+
+    how: How
+    against: tuple[str, ...]
+    kept: float
+
+    def __post_init__(self) -> None:
+        if self.how not in get_args(How):
+            raise ArtifactError(f"a column is orthogonalised by {self.how!r}; known: {', '.join(get_args(How))}")
+        if not self.against or not all(isinstance(trait, str) for trait in self.against):
+            raise ArtifactError(f"a column is orthogonalised against {self.against!r}, which are no traits")
+        if not _is_number(self.kept) or not 0 < self.kept <= 1:
+            raise ArtifactError(f"an orthogonalised column kept {self.kept!r} of its direction, not above 0 to 1")
+
+
+@dataclass(frozen=True)
 class Column:
     """One trait of a basis.
 
@@ -66,6 +86,8 @@ class Column:
     Of calibration: low, high: intensities of these levels; "medium" is 1.0 by definition of the scale. limit: the dose
     beyond which damage passes what was allowed; None where it was not measured. steerable: False for a trait that did
     not screen on this model, which is served only when forced. curve: what was measured, by rising dose.
+
+    orthogonalized: None for the trait's own direction. Levels, limit and curve were measured along that one.
 
     Raises ArtifactError, naming column, field and value, for what cannot be.
     """
@@ -81,6 +103,7 @@ class Column:
     limit: float | None = None
     steerable: bool = True
     curve: tuple[CurvePoint, ...] = ()
+    orthogonalized: Orthogonalized | None = None
 
     def __post_init__(self) -> None:
         if type(self.layer) is not int or self.layer < 0:
@@ -269,6 +292,7 @@ class Basis:
                         "aliases": tuple(entry["aliases"]),
                         "provenance": provenance_from(entry["provenance"]),
                         "curve": tuple(CurvePoint(**point) for point in entry.get("curve", ())),
+                        "orthogonalized": _orthogonalized(entry.get("orthogonalized")),
                     }
                 )
                 for entry in description["columns"]
@@ -293,6 +317,10 @@ def _described(column: Column) -> dict[str, Any]:
         for name, value in asdict(column).items()
         if name not in defaults or getattr(column, name) != defaults[name]
     }
+
+
+def _orthogonalized(values: Mapping[str, Any] | None) -> Orthogonalized | None:
+    return None if values is None else Orthogonalized(**{**values, "against": tuple(values["against"])})
 
 
 def _is_number(value: Any) -> bool:
