@@ -15,7 +15,7 @@ from traitbasis.embedded import cache_folder
 from traitbasis.errors import ArtifactError
 from traitbasis.extract import extract
 from traitbasis.model import LanguageModel
-from traitbasis.pairs import PairSet, known_traits, load_pairs, pair_set_hash
+from traitbasis.pairs import PAPER_TRAITS, PairSet, load_pairs, pair_set_hash
 from traitbasis.simulator import UserSimulator
 from traitbasis.trait_vector import TraitVector
 from traitbasis.tries import UserTurn
@@ -80,7 +80,7 @@ def _shown(turn: UserTurn) -> str:
 def _basis(lm: LanguageModel, progress: Callable[[str, int], AbstractContextManager[Callable[[int], None]]]) -> Basis:
     """Basis of the shipped traits, extracted here and kept in the cache."""
     folder = cache_folder() / "vectors" / lm.slug
-    pair_sets = [load_pairs(trait) for trait in known_traits()]
+    pair_sets = [load_pairs(trait) for trait in PAPER_TRAITS]
     with progress("extracting", 2 * sum(len(pair_set.for_extraction()) for pair_set in pair_sets)) as advance:
         vectors = []
         for pair_set in pair_sets:

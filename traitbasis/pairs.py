@@ -34,6 +34,8 @@ from traitbasis.chat import Turn
 from traitbasis.errors import PairError
 
 Use = Literal["default", "extra", "heldout"]
+Family = Literal["temperament", "communication", "conduct", "knowledge"]
+PAPER_TRAITS = ("confusion", "impatience", "incoherence", "skeptical")
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
 
@@ -111,13 +113,14 @@ class Pair(_Strict):
 class PairSet(_Strict):
     """The pairs of one trait, in file order.
 
-    markers: words and marks that belong to the trait (``please`` to politeness) and are no shortcut. length_free: the
+    family: where the trait stands in the library. markers: words and marks that belong to the trait (``please`` to politeness) and are no shortcut. length_free: the
     trait is a matter of length (terse, rambling), so its two sides may differ in it.
     """
 
     trait: Name
     definition: Text
     opposite: Text
+    family: Family | None = None
     aliases: tuple[Name, ...] = ()
     markers: tuple[Text, ...] = ()
     length_free: bool = False

@@ -30,12 +30,12 @@ from traitbasis.metrics.classifier import TraitClassifier, train_classifier
 from traitbasis.metrics.fidelity import Sides, TraitProbe, auc, read_sides
 from traitbasis.metrics.likelihood import PairLikelihood
 from traitbasis.metrics.turns import INSTRUMENTS, Instruments, expression
-from traitbasis.pairs import PairSet, load_pairs, pair_set_hash
+from traitbasis.pairs import PAPER_TRAITS, PairSet, load_pairs, pair_set_hash
 from traitbasis.sweep import BASELINES, UNSTEERED, Cell, Generator, Spec, Store, persona_prompt, random_direction
 from traitbasis.trait_vector import TraitVector
 
 # What a classifier learns to tell a trait from, whichever traits are asked for: results must not depend on company.
-REFERENCE_TRAITS = ("confusion", "impatience", "incoherence", "skeptical")
+REFERENCE_TRAITS = PAPER_TRAITS
 DOSES = (0.1, 0.2, 0.3)
 LIKELIHOOD_DOSE = 0.2
 Progress = Callable[[int], None]
