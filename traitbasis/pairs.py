@@ -113,8 +113,9 @@ class Pair(_Strict):
 class PairSet(_Strict):
     """The pairs of one trait, in file order.
 
-    family: where the trait stands in the library. markers: words and marks that belong to the trait (``please`` to politeness) and are no shortcut. length_free: the
-    trait is a matter of length (terse, rambling), so its two sides may differ in it.
+    family: where the trait stands in the library. markers: words and marks that belong to the trait (``please`` to
+    politeness) and are no shortcut. length_free: the trait is a matter of length (terse, rambling), so its two sides
+    may differ in it.
     """
 
     trait: Name

@@ -1,4 +1,4 @@
-"""The command that begins a trait of one's own."""
+"""The trait library: what it holds, and how a trait of one's own begins."""
 
 from __future__ import annotations
 
@@ -9,10 +9,54 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from traitbasis.cli.common import app, out
+from traitbasis.cli.common import BasisFile, Model, app, err, out
+from traitbasis.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from traitbasis.pair_check import PairState, Report
+
+
+@app.command()
+def traits(
+    model: Model = DEFAULT_MODEL,
+    basis: BasisFile = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As a table for a document.")] = False,
+) -> None:
+    """List the traits that ship, and what a model's basis knows of each: layer, doses of its levels, limit.
+
+    Example: traitbasis traits
+    """
+    from traitbasis.basis import Basis, basis_path
+    from traitbasis.errors import ArtifactError
+    from traitbasis.model import model_slug
+    from traitbasis.pairs import known_traits, load_pairs
+
+    try:
+        found = Basis.load(basis or basis_path(model_slug(model)))
+    except ArtifactError as error:
+        if basis:
+            raise
+        found = None
+        err.print(str(error), soft_wrap=True, markup=False)
+    columns = {} if found is None else {column.trait: column for column in found.columns}
+    rows = []
+    for pair_set in sorted(map(load_pairs, known_traits()), key=lambda one: (one.family or "", one.trait)):
+        column = columns.get(pair_set.trait)
+        state = "not in the basis"
+        if column and found:
+            medium = found.dose({column.trait: 1.0})
+            doses = " / ".join(f"{intensity * medium:.2f}" for intensity in column.levels.values())
+            limit = "" if column.limit is None else f", limit {column.limit:.2f}"
+            state = f"layer {column.layer}, {doses}{limit}" + ("" if column.steerable else "; not steerable")
+        rows.append((pair_set.family or "", pair_set.trait, pair_set.definition, pair_set.opposite, state))
+    heads = ("family", "trait", "what it does", "opposite pole", "doses of low / medium / high")
+    if markdown:
+        print("\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows)))
+        return
+    table = Table(*heads)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    out.print(table)
 
 
 @app.command("new-trait")
