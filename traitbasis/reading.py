@@ -20,8 +20,6 @@ from traitbasis.chat import As, TokenizedReply, Turn, tokenize_reply
 from traitbasis.hooks import record, steer
 from traitbasis.model import LanguageModel
 
-Conversation = tuple[Turn, ...]
-
 
 @dataclass(frozen=True, eq=False)
 class Reading:
@@ -52,7 +50,7 @@ class Reader:
         self.lm = lm
         self.as_ = as_
         self._batch_size = batch_size
-        self._prefixes: dict[Conversation, tuple[tuple[int, ...], DynamicCache]] = {}
+        self._prefixes: dict[tuple[int, ...], DynamicCache] = {}
 
     def read(
         self,
@@ -68,15 +66,17 @@ class Reader:
         ``(d_model,)`` float32 by layer. Raises ChatTemplateError for a reply that cannot be found in its rendering.
         """
         replies = [tokenize_reply(self.lm.tokenizer, context, text, self.as_) for context, text in turns]
-        groups: dict[Conversation, list[int]] = {}
-        for i, (context, _) in enumerate(turns):
-            groups.setdefault(tuple(context), []).append(i)
+        # One batch begins at one place, which steering begins at. The last prompt position is read with the reply: it
+        # produces the first token.
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for i, reply in enumerate(replies):
+            groups.setdefault(reply.ids[: reply.positions[0] - 1], []).append(i)
         found: dict[int, Reading] = {}
-        for context, rows in groups.items():
+        for prefix, rows in groups.items():
             rows.sort(key=lambda i: len(replies[i].ids))
             for start in range(0, len(rows), self._batch_size):
                 batch = rows[start : start + self._batch_size]
-                readings = self._read(context, [replies[i] for i in batch], additions or {}, states, distributions)
+                readings = self._read(prefix, [replies[i] for i in batch], additions or {}, states, distributions)
                 found.update(zip(batch, readings, strict=True))
         return [found[i] for i in range(len(turns))]
 
@@ -86,16 +86,15 @@ class Reader:
 
     def _read(
         self,
-        context: Conversation,
+        prefix: tuple[int, ...],
         replies: Sequence[TokenizedReply],
         additions: Mapping[int, Tensor],
         states: bool,
         distributions: bool,
     ) -> list[Reading]:
         lm = self.lm
-        # The last prompt position is read with the reply: it produces the first token.
-        start = min(*(reply.positions[0] - 1 for reply in replies), _shared(replies))
-        cache = self._prefix(context, replies[0].ids[:start])
+        start = len(prefix)
+        cache = self._kept(prefix)
         longest = max(len(reply.ids) for reply in replies)
         ids = torch.zeros((len(replies), longest - start), dtype=torch.long)
         counted = torch.zeros(ids.shape)
@@ -103,9 +102,7 @@ class Reader:
             ids[row, : len(reply.ids) - start] = torch.tensor(reply.ids[start:])
             counted[row, torch.tensor(reply.positions) - start] = 1 / len(reply.positions)
         ids = ids.to(lm.device)
-        if cache is None:
-            cache = DynamicCache(config=lm.model.config)
-        else:
+        if prefix:
             cache.batch_repeat_interleave(len(replies))
         mask = torch.ones((len(replies), longest), dtype=torch.long, device=lm.device)
 
@@ -132,20 +129,12 @@ class Reader:
             )
         return read
 
-    def _prefix(self, context: Conversation, ids: tuple[int, ...]) -> Any:
-        """A copy of the cache of a context's beginning; None when it is empty."""
-        if not ids:
-            return None
-        kept = self._prefixes.get(context)
-        if kept is None or kept[0] != ids:
+    def _kept(self, prefix: tuple[int, ...]) -> Any:
+        """A copy of the cache of a prefix."""
+        if prefix not in self._prefixes:
             cache = DynamicCache(config=self.lm.model.config)
-            row = torch.tensor([ids], device=self.lm.device)
-            self.lm.forward(row, torch.ones_like(row), cache)
-            kept = self._prefixes[context] = ids, cache
-        return copy.deepcopy(kept[1])
-
-
-def _shared(replies: Sequence[TokenizedReply]) -> int:
-    """How many tokens all replies begin with; the last of each is never among them."""
-    first, length = replies[0].ids, min(len(reply.ids) for reply in replies) - 1
-    return next((i for i in range(length) if any(reply.ids[i] != first[i] for reply in replies)), length)
+            if prefix:
+                row = torch.tensor([prefix], device=self.lm.device)
+                self.lm.forward(row, torch.ones_like(row), cache)
+            self._prefixes[prefix] = cache
+        return copy.deepcopy(self._prefixes[prefix])
