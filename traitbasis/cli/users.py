@@ -53,6 +53,9 @@ def chat(
         str, typer.Option(help="Who the customer is and what they want.")
     ] = "You are a customer of an online shop. Your order #W4417, a desk lamp, is 6 days late. You want a refund.",
     seed: Annotated[int | None, typer.Option(help="Repeat a conversation.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Beyond the limit that calibration found, and traits not steerable here.")
+    ] = False,
     as_: HeaderOfBasis = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -65,14 +68,14 @@ def chat(
 
     lm = load_lm(model, device, dtype)
     with UserSimulator(lm, basis, as_=as_) as user:
-        user.basis.parse(traits)  # complain before the first line is typed
         messages = [{"role": "system", "content": instruction}]
+        user.prepare([*messages, {"role": "user", "content": "Hi"}], traits, force=force)  # complain before it begins
         out.print(f"[dim]{escape(instruction)}[/dim]")
         out.print("[dim]You are the agent. An empty line ends the conversation.[/dim]")
         while line := _read_line("agent> "):
             messages.append({"role": "user", "content": line})
             with err.status("…"):
-                turn = user.reply(messages, traits, seed=seed)
+                turn = user.reply(messages, traits, seed=seed, force=force)
             out.print(f"[bold]customer>[/bold] {escape(turn.text)}", highlight=False)
             out.print(f"[dim]dose {turn.dose:.2f}, seed {turn.seed}[/dim]")
             messages.append({"role": "assistant", "content": turn.text})
