@@ -36,13 +36,13 @@ DOSES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7)
 @dataclass(frozen=True)
 class Limits:
     """What is bearable. damage, high_damage: share of damaged turns above the unsteered user's. fact_cost,
-    high_fact_cost, medium_fact_cost: nats per fact token; 0.3 makes each token of a fact a quarter less likely."""
+    high_fact_cost, medium_fact_cost: nats per fact token; 0.25 makes each token of a fact a fifth less likely."""
 
-    damage: float = 0.3
-    high_damage: float = 0.15
-    fact_cost: float = 1.0
+    damage: float = 0.5
+    high_damage: float = 0.2
+    fact_cost: float = 1.5
     high_fact_cost: float = 0.6
-    medium_fact_cost: float = 0.3
+    medium_fact_cost: float = 0.25
 
 
 LIMITS = Limits()
