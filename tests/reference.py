@@ -1,18 +1,23 @@
-"""Independent computations the tests compare with: plain torch hooks and full forwards, none of the product's code."""
+"""Independent computations the tests compare with: plain torch hooks and full forwards, none of the product's code
+but for rendering."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
+from traitbasis.chat import As, Turn, render_prompt
 from traitbasis.engines.base import Event, Failure, Generation, Request, Sampling
 from traitbasis.engines.transformers import TransformersEngine
+from traitbasis.model import LanguageModel
 
 END = 2  # the tiny models' end-of-sequence id
 NEAR_TIE = 1e-4  # float noise of the tiny models' logits is about 1e-6
@@ -169,3 +174,54 @@ def watching(layer: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@dataclass
+class Plain:
+    """One conversation with its reply, in float64 where it is summed."""
+
+    logprobs: np.ndarray  # (tokens,)
+    states: np.ndarray  # (layers, d_model)
+    norms: np.ndarray  # (layers,)
+    distributions: np.ndarray  # (tokens, vocabulary)
+
+
+def tokens_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def plain_reading(
+    lm: LanguageModel, context: Sequence[Turn], text: str, additions: Mapping[int, Tensor], as_: As = "user"
+) -> Plain:
+    """A conversation and a reply, read in one forward. For tokenizers that begin a token where the prompt ends."""
+    prompt = tokens_of(lm.tokenizer, render_prompt(lm.tokenizer, context, as_))
+    return plain_forward(lm, [*prompt, *tokens_of(lm.tokenizer, text)], len(prompt), additions)
+
+
+def plain_forward(lm: LanguageModel, ids: list[int], first: int, additions: Mapping[int, Tensor]) -> Plain:
+    """One forward without a cache; hooks of our own add from the position before `first` on, the first that counts."""
+    blocks = blocks_of(lm.model)
+    seen: dict[int, Tensor] = {}
+
+    def hook_for(z: int) -> Any:
+        def hook(module: Any, arguments: Any, output: Any) -> Any:
+            hidden = hidden_in(output).clone()
+            if z in additions:
+                hidden[:, first - 1 :] += additions[z]
+            seen[z] = hidden[0, first:].double()
+            return hidden if isinstance(output, Tensor) else (hidden, *output[1:])
+
+        return hook
+
+    with ExitStack() as stack:
+        for z, block in enumerate(blocks):
+            stack.callback(block.register_forward_hook(hook_for(z)).remove)
+        with torch.no_grad():
+            logits = lm.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].double()
+    table = logits.log_softmax(-1)[first - 1 : -1].numpy()
+    return Plain(
+        table[np.arange(len(ids) - first), ids[first:]],
+        np.stack([seen[z].mean(0).numpy() for z in range(len(blocks))]),
+        np.array([seen[z].norm(dim=-1).mean().item() for z in range(len(blocks))]),
+        table,
+    )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from reference import blocks_of, hidden_in, hook_count, push
+from reference import Plain, hidden_in, hook_count, plain_forward, plain_reading, push, tokens_of
 from tiny import LAYERS, SPECIALS, VOCABULARY, WIDTH, tiny_model, tiny_network, tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -40,57 +38,6 @@ TURNS = [
 # Two layers at once; the last one's states are seen by the final norm only.
 ADDITIONS = push(1, 3.0) | push(LAYERS - 1, 2.0)
 FAMILIES = ("llama", "qwen2", "gemma3", "gpt2")
-
-
-@dataclass
-class Plain:
-    """One conversation with its reply, in float64 where it is summed."""
-
-    logprobs: np.ndarray  # (tokens,)
-    states: np.ndarray  # (layers, d_model)
-    norms: np.ndarray  # (layers,)
-    distributions: np.ndarray  # (tokens, vocabulary)
-
-
-def tokens_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def plain_reading(
-    lm: LanguageModel, context: Sequence[Turn], text: str, additions: Mapping[int, Tensor], as_: As = "user"
-) -> Plain:
-    """The whole conversation in one forward; hooks of our own add from the last prompt position on.
-
-    For tokenizers whose tokens end where the prompt ends."""
-    prompt = tokens_of(lm.tokenizer, render_prompt(lm.tokenizer, context, as_))
-    return plain_forward(lm, [*prompt, *tokens_of(lm.tokenizer, text)], len(prompt), additions)
-
-
-def plain_forward(lm: LanguageModel, ids: list[int], first: int, additions: Mapping[int, Tensor]) -> Plain:
-    blocks, seen = blocks_of(lm.model), dict[int, Tensor]()
-
-    def hook_for(z: int) -> Any:
-        def hook(module: Any, arguments: Any, output: Any) -> Any:
-            hidden = hidden_in(output).clone()
-            if z in additions:
-                hidden[:, first - 1 :] += additions[z]
-            seen[z] = hidden[0, first:].double()
-            return hidden if isinstance(output, Tensor) else (hidden, *output[1:])
-
-        return hook
-
-    with ExitStack() as stack:
-        for z, block in enumerate(blocks):
-            stack.callback(block.register_forward_hook(hook_for(z)).remove)
-        with torch.no_grad():
-            logits = lm.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].double()
-    table = logits.log_softmax(-1)[first - 1 : -1].numpy()
-    return Plain(
-        table[np.arange(len(ids) - first), ids[first:]],
-        np.stack([seen[z].mean(0).numpy() for z in range(len(blocks))]),
-        np.array([seen[z].norm(dim=-1).mean().item() for z in range(len(blocks))]),
-        table,
-    )
 
 
 def assert_equal(reading: Reading, plain: Plain) -> None:

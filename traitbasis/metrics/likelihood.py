@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from traitbasis.pairs import Pair
+from traitbasis.pairs import Pair, fold
 from traitbasis.reading import Reader, Reading
 
 _KL_PAIRS = 4  # whose unsteered distributions are kept: half a megabyte a token for a large vocabulary
@@ -70,11 +70,16 @@ class PairLikelihood:
 
 def fact_tokens(reading: Reading, text: str, facts: Sequence[str]) -> list[int]:
     """Which of a reading's counted tokens hold a character of one of `facts`; case and white space do not matter."""
-    text = text.strip()
+    folded, origin = "", list[int]()  # as ``fold`` does it, and which character each of `folded` comes from
+    for i, character in enumerate(text.strip()):
+        for part in " " if character.isspace() else character.casefold():
+            if part != " " or not folded.endswith(" "):
+                folded += part
+                origin.append(i)
     spans = [
-        match.span()
+        (origin[match.start()], origin[match.end() - 1] + 1)
         for fact in facts
-        for match in re.finditer(r"\s+".join(map(re.escape, fact.split())), text, re.IGNORECASE)
+        for match in re.finditer(re.escape(fold(fact)), folded)
     ]
     characters = reading.reply.characters
     return [i for i, (left, right) in enumerate(characters) if any(left < b and a < right for a, b in spans)]
