@@ -26,7 +26,7 @@ from traitbasis.basis import Basis, Column, CurvePoint
 from traitbasis.errors import SweepError
 from traitbasis.metrics.likelihood import PairLikelihood
 from traitbasis.pairs import PairSet
-from traitbasis.select import Screening, Selector, bootstrap, gains
+from traitbasis.select import Screening, Selector, bootstrap, gains, mean_gain
 from traitbasis.sweep import UNSTEERED, Cell, Spec, Store
 from traitbasis.trait_vector import TraitVector
 
@@ -94,7 +94,7 @@ def calibrate(
         done=progress,
     )
     (plain,) = selector.baselines([UNSTEERED], instruments)
-    gained = [torch.stack(list(gains(cell, trait, plain).values())).mean(0) for cell in cells]
+    gained = [mean_gain(gains(cell, trait, plain)) for cell in cells]
     usual = damaged(plain, screening)
     damage = [max(damaged(cell, screening) - usual, 0.0) for cell in cells]
     return read_levels(doses, gained, damage, costs, [float(cell.scores("facts").mean()) for cell in cells], limits)

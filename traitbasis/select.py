@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,22 @@ from traitbasis.errors import SweepError
 from traitbasis.extract import extract
 from traitbasis.metrics.classifier import TraitClassifier, train_classifier
 from traitbasis.metrics.fidelity import Sides, TraitProbe, auc, read_sides
+from traitbasis.metrics.instruments import rank_correlation
+from traitbasis.metrics.judge import Judge
 from traitbasis.metrics.likelihood import PairLikelihood
 from traitbasis.metrics.turns import INSTRUMENTS, Instruments, expression
 from traitbasis.pairs import PAPER_TRAITS, PairSet, load_pairs, pair_set_hash
-from traitbasis.sweep import BASELINES, UNSTEERED, Cell, Generator, Spec, Store, persona_prompt, random_direction
+from traitbasis.sweep import (
+    BASELINES,
+    UNSTEERED,
+    Cell,
+    Generator,
+    Spec,
+    Store,
+    SweptTurn,
+    persona_prompt,
+    random_direction,
+)
 from traitbasis.trait_vector import TraitVector
 
 # What a classifier learns to tell a trait from, whichever traits are asked for: results must not depend on company.
@@ -122,7 +135,9 @@ RULE = Rule()
 
 @dataclass(frozen=True)
 class Selection:
-    """What was measured for a trait, and what the rule chose; layer and dose are None when nothing passed."""
+    """What was measured for a trait, and what the rule chose; layer and dose are None when nothing passed.
+
+    agreement: Spearman's rank correlation of each two instruments over all turns, such as ``probe~classifier``."""
 
     trait: str
     layer: int | None
@@ -132,7 +147,8 @@ class Selection:
     likelihood: tuple[Likely, ...]
     summaries: tuple[Summary, ...]
     prompted: Summary
-    random: tuple[Summary, ...] = field(default=())
+    random: tuple[Summary, ...] = ()
+    agreement: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def steerable(self) -> bool:
@@ -144,7 +160,8 @@ class Selector:
 
     home: folder of the model's vectors; the sweep's files go to ``selection`` in it, and a vector that is not there, or
     was made from other pairs, is extracted. layers: where turns are generated; None leaves it to sieve 2, which takes
-    the `candidates` best of about ten. doses: tried at each of them. progress: told how many of ``steps`` are done.
+    the `candidates` best of about ten. doses: tried at each of them. judge: a third instrument. progress: told how many
+    of ``steps`` are done.
     """
 
     def __init__(
@@ -156,6 +173,7 @@ class Selector:
         candidates: int = 3,
         doses: Sequence[float] = DOSES,
         rule: Rule = RULE,
+        judge: Judge | None = None,
         progress: Progress = lambda done: None,
     ) -> None:
         depth = len(generator.lm.layers)
@@ -167,6 +185,7 @@ class Selector:
         self.home, self.folder = home, home / "selection"
         self._layers, self._candidates = None if layers is None else sorted(set(layers)), candidates
         self._doses = tuple(sorted(set(doses)))
+        self._judge = judge
         self._vectors: dict[str, TraitVector] = {}
         self._sides: dict[str, Sides] = {}
         self._baselines = Store(self.folder / f"{BASELINES}.jsonl", generator.settings)
@@ -211,7 +230,9 @@ class Selector:
         header = {**self.generator.settings, "trait": pair_set.trait, "pairs": vector.provenance.pair_set_hash}
         store = Store(self.folder / f"{pair_set.trait}.jsonl", header)
         done = store.find("selection")
-        wanted = {"layers": self._layers, "doses": list(self._doses), "rule": asdict(self.rule)}
+        wanted: dict[str, Any] = {"layers": self._layers, "doses": list(self._doses), "rule": asdict(self.rule)}
+        if self._judge:
+            wanted["judge"] = [self._judge.url, self._judge.model]
         if done is not None and done["wanted"] == wanted:
             self.progress(self.steps)
             return read_selection(done["selection"])
@@ -232,6 +253,9 @@ class Selector:
         )
         randoms = [Spec("random", None, *point) for point in points]
         plain, *control = self.baselines([UNSTEERED, *randoms], instruments)
+        if self._judge:
+            plain, *rest = self._judged(pair_set, [plain, *control, *cells])
+            control, cells = rest[: len(control)], rest[len(control) :]
         selection = choose(pair_set.trait, screening, likelihood, cells[:-1], cells[-1], plain, control, self.rule)
         store.append({"kind": "selection", "wanted": wanted, "selection": asdict(selection)})
         return selection
@@ -253,6 +277,20 @@ class Selector:
 
         cells = generator.cells(specs, self._baselines, addition, {})
         return [self._scored(cell, instruments) for cell in cells]
+
+    def _judged(self, pair_set: PairSet, cells: Sequence[Cell]) -> list[Cell]:
+        """Cells with the judge's scores beside the others'; what it gave no readable answer to has none (nan)."""
+        assert self._judge
+        items = [item for cell in cells for item in _turns(self.generator, cell)]
+        scores = iter(self._judge.score(pair_set.definition, pair_set.opposite, pair_set.trait, items))
+
+        def judged(turn: SweptTurn) -> SweptTurn:
+            score = next(scores)
+            return replace(
+                turn, scores={**turn.scores, f"judge:{pair_set.trait}": float("nan") if score is None else score}
+            )
+
+        return [replace(cell, turns=tuple(map(judged, cell.turns))) for cell in cells]
 
     def _scored(self, cell: Cell, instruments: Instruments) -> Cell:
         states = self.generator.states
@@ -382,6 +420,7 @@ def choose(
         tuple(summaries),
         summarize(prompted, trait, unsteered),
         tuple(at.values()),
+        agreement([unsteered, *control, *cells, prompted], trait),
     )
 
 
@@ -398,7 +437,7 @@ def clearest(summaries: Sequence[Summary]) -> Summary | None:
 def summarize(cell: Cell, trait: str, unsteered: Cell) -> Summary:
     """A cell beside the unsteered one; turns are compared context by context."""
     differences = gains(cell, trait, unsteered)
-    gain = torch.stack(list(differences.values())).mean(0)
+    gain = mean_gain(differences)
     low, high = bootstrap(gain)
     lost, kept = bootstrap(cell.scores("facts") - unsteered.scores("facts"))
     means: dict[str, Any] = {
@@ -411,7 +450,7 @@ def summarize(cell: Cell, trait: str, unsteered: Cell) -> Summary:
         gain=round(float(gain.mean()), 4),
         low=round(low, 4),
         high=round(high, 4),
-        by_instrument={name: round(float(value.mean()), 4) for name, value in differences.items()},
+        by_instrument={name: round(float(value.nanmean()), 4) for name, value in differences.items()},
         over_random=None,
         facts_unsteered=round(float(unsteered.scores("facts").mean()), 4),
         facts_change=(round(lost, 4), round(kept, 4)),
@@ -425,6 +464,21 @@ def gains(cell: Cell, trait: str, unsteered: Cell) -> dict[str, Tensor]:
     """Expression above the unsteered turn to the same context, ``(turns,)``, by instrument."""
     measured = [name for name in INSTRUMENTS if f"{name}:{trait}" in cell.turns[0].scores]
     return {name: cell.scores(f"{name}:{trait}") - unsteered.scores(f"{name}:{trait}") for name in measured}
+
+
+def mean_gain(by_instrument: Mapping[str, Tensor]) -> Tensor:
+    """Mean of the instruments, ``(turns,)``; one that says nothing of a turn is left out there."""
+    return torch.stack(list(by_instrument.values())).nanmean(0)
+
+
+def agreement(cells: Sequence[Cell], trait: str) -> dict[str, float]:
+    """Spearman's rank correlation between instruments over all turns of `cells`."""
+    scores = {
+        name: [turn.scores[f"{name}:{trait}"] for cell in cells for turn in cell.turns]
+        for name in INSTRUMENTS
+        if all(f"{name}:{trait}" in cell.turns[0].scores for cell in cells)
+    }
+    return {f"{a}~{b}": round(rank_correlation(scores[a], scores[b]), 4) for a, b in combinations(scores, 2)}
 
 
 def bootstrap(values: Tensor, repeats: int = 2000) -> tuple[float, float]:

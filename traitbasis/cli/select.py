@@ -44,6 +44,14 @@ def select(
     seed: Seed = 0,
     contexts: Contexts = None,
     report: Annotated[Path | None, typer.Option(help="Write what was found as one HTML file, too.")] = None,
+    judge_url: Annotated[
+        str,
+        typer.Option(help="URL of an OpenAI-compatible judge, a third instrument (extra `judge`)."),
+    ] = "",
+    judge_model: Annotated[str, typer.Option(help="The judge's model there.")] = "",
+    judge_key: Annotated[
+        str, typer.Option(help="Its API key, if it wants one.", envvar="TRAITBASIS_JUDGE_KEY", show_envvar=True)
+    ] = "",
     folder: Folder = Path("vectors"),
     as_: Header = "user",
     device: Device = "auto",
@@ -56,15 +64,21 @@ def select(
 
     Example: traitbasis select --trait impatience --report impatience.html
     """
+    from traitbasis.metrics.judge import Judge
     from traitbasis.select import Selector, save_selections
     from traitbasis.sweep import Generator
 
+    if bool(judge_url) != bool(judge_model):
+        raise typer.BadParameter("a judge needs both --judge-url and --judge-model")
     pair_sets, tasks, tried = _pair_sets(trait, pairs), _contexts(contexts), _numbers("--doses", doses, float)
     lm = load_lm(model, device, dtype, threads=threads)
     where = {"auto": None, "all": [*range(len(lm.layers))]}
     chosen = where[layers] if layers in where else _numbers("--layers", layers, int)
     with Generator(lm, tasks, as_=as_, turns=turns, seed=seed, max_tokens=max_tokens) as generator:
-        selector = Selector(generator, folder / lm.slug, layers=chosen, candidates=candidates, doses=tried)
+        home = folder / lm.slug
+        cache = home / "selection" / "judge.jsonl"
+        judge = Judge(judge_url, judge_model, judge_key or None, cache=cache) if judge_url else None
+        selector = Selector(generator, home, layers=chosen, candidates=candidates, doses=tried, judge=judge)
         selections = []
         with progress("selecting", selector.steps * len(pair_sets)) as selector.progress:
             for pair_set in pair_sets:

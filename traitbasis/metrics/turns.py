@@ -21,7 +21,7 @@ from traitbasis.pairs import fold
 from traitbasis.reading import Reader
 
 Instruments = Mapping[str, tuple[TraitProbe, TraitClassifier | None]]
-INSTRUMENTS = ("probe", "classifier")
+INSTRUMENTS = ("probe", "classifier", "judge")
 
 
 def measure_turns(
