@@ -30,10 +30,10 @@ _LAYER = "layer (decoder block, from 0)"
 _DOSE = "dose (added / hidden norm)"
 _MOST_COLUMNS = 4  # of layers; where there are more, a column is a dose
 _SERIES: tuple[dict[str, Any], ...] = (  # colour, marker and line of the nth dose
-    {"color": "#56b4e9", "marker": "s", "linestyle": "--"},
-    {"color": "#0072b2", "marker": "o", "linestyle": "-"},
+    {"color": "#cc79a7", "marker": "s", "linestyle": "--"},
+    {"color": STEERED, "marker": "o", "linestyle": "-"},
     {"color": "#009e73", "marker": "^", "linestyle": "-."},
-    {"color": "#cc79a7", "marker": "D", "linestyle": ":"},
+    {"color": "#e69f00", "marker": "D", "linestyle": ":"},
 )
 Band = tuple[float, float]
 
@@ -225,10 +225,10 @@ def alt_text(figure: Figure) -> str:
 
 
 def svg(figure: Figure, name: str) -> str:
-    """A figure as an ``<svg>`` element to stand in a page: text stays text, ink and ground are the page's colours.
+    """A figure as an ``<svg>`` element to stand in a page: text stays text, colours are the page's, light and dark.
 
-    Ink is ``currentColor``, ground the CSS variable ``--panel``. name: begins every id, so that several figures can
-    stand in one page.
+    Ink is ``currentColor``; the others are the CSS variables ``--panel``, ``--steered``, ``--prompted``, ``--random``,
+    where the page has them. name: begins every id, so that several figures can stand in one page.
     """
     matplotlib = _matplotlib()
     buffer = io.StringIO()
@@ -239,7 +239,9 @@ def svg(figure: Figure, name: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    text = text.replace("xlink:href", "href").replace(_INK, "currentColor").replace(_GROUND, "var(--panel)")
+    text = text.replace("xlink:href", "href").replace(_INK, "currentColor")
+    for variable, color in (("panel", _GROUND), ("steered", STEERED), ("prompted", PROMPTED), ("random", RANDOM)):
+        text = text.replace(color, f"var(--{variable}, {color})")
     text = re.sub(r"'DejaVu Sans'[^;\"]*", "sans-serif", text)
     used = set(re.findall(r"#([\w-]+)", text))
     text = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", text)
