@@ -11,13 +11,14 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import ValidationError, field_validator, model_validator
 
 from traitbasis.chat import Turn
 from traitbasis.errors import PairError
-from traitbasis.pairs import ContextTurn, Text, _Strict
+from traitbasis.pairs import ContextTurn, PairLoader, Text, _Strict, fold
 
 _WIRE = {"system": "system", "agent": "user", "customer": "assistant"}
 
@@ -32,6 +33,26 @@ class EvaluationContext(_Strict):
     domain: Text
     context: tuple[ContextTurn, ...]
     facts: tuple[Text, ...]
+
+    @field_validator("context")
+    @classmethod
+    def _is_an_instruction_and_a_talk(cls, context: tuple[Turn, ...]) -> tuple[Turn, ...]:
+        speakers = [turn.speaker for turn in context]
+        if len(context) < 2 or (speakers[0], speakers[-1]) != ("system", "agent"):
+            raise ValueError("a context must begin with system and end with agent")
+        if "system" in speakers[1:]:
+            raise ValueError("a system turn can only come first")
+        if any(not turn.text for turn in context):
+            raise ValueError("a turn has no text")
+        return context
+
+    @model_validator(mode="after")
+    def _facts_are_known(self) -> EvaluationContext:
+        told = fold(" ".join(turn.text for turn in self.context))
+        for fact in self.facts:
+            if fold(fact) not in told:
+                raise ValueError(f"the fact {fact!r} is nowhere in it; nobody can state what nobody was told")
+        return self
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -51,17 +72,18 @@ def read_contexts(path: str | Path | None = None) -> list[EvaluationContext]:
     """Contexts of a file, by default those that ship. Raises PairError naming the file and what is wrong in it."""
     file = Path(path or str(resources.files("traitbasis.contrastive_pairs") / "contexts" / "selection.yaml"))
     try:
-        found = _File.model_validate(yaml.safe_load(file.read_text(encoding="utf-8"))).scenarios
+        document = yaml.load(file.read_text(encoding="utf-8"), PairLoader)
     except OSError as error:
         raise PairError(f"cannot read contexts from {file}: {error.strerror or error}") from error
-    except (yaml.YAMLError, ValidationError, ValueError) as error:
-        raise PairError(f"{file} holds no contexts: {error}") from error
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise PairError(f"{file} is not valid YAML: {error}") from error
+    try:
+        found = _File.model_validate(document).scenarios
+    except ValidationError as error:
+        raise PairError("\n".join(_explain(file, document, detail) for detail in error.errors())) from error
     ids = [context.id for context in found]
     if len(ids) < 2 or len(set(ids)) != len(ids):
         raise PairError(f"{file}: at least two contexts are needed, each with an id of its own")
-    for context in found:
-        if len(context.context) < 2 or (context.context[0].speaker, context.context[-1].speaker) != ("system", "agent"):
-            raise PairError(f"{file}: context {context.id!r} must begin with system and end with agent")
     return list(found)
 
 
@@ -69,3 +91,16 @@ def contexts_hash(contexts: Sequence[EvaluationContext]) -> str:
     """Identifies contexts and facts (16 hex digits)."""
     content = [[c.id, [[turn.speaker, turn.text] for turn in c.context], list(c.facts)] for c in contexts]
     return hashlib.sha256(json.dumps(content, ensure_ascii=True).encode()).hexdigest()[:16]
+
+
+def _explain(file: Path, document: Any, detail: Any) -> str:
+    message = detail["msg"].removeprefix("Value error, ")
+    field, *location = detail["loc"] or ("",)
+    if not location or field != "scenarios" or not isinstance(location[0], int):
+        return f"{file} holds no contexts: {message}"
+    entry = list(document["scenarios"])[location[0]]  # a YAML set has no index
+    name = entry.get("id") if isinstance(entry, dict) else None
+    where = f"context {name!r}" if isinstance(name, str) and name.strip() else f"context number {location[0] + 1}"
+    return ": ".join(
+        [str(file), where, *([f"field {'.'.join(map(str, location[1:]))!r}"] * bool(location[1:])), message]
+    )
