@@ -99,7 +99,9 @@ def lines(grid: Grid, width: int, *, everything: bool = False) -> Iterator[Text]
     else:
         label += 3
     block = max(1, (width - label) // cell)
-    yield Text(grid.title, style="bold")
+    yield from (
+        Text(part, style="bold") for part in ([grid.title] if len(grid.title) <= width else grid.title.split("; "))
+    )
     for start in range(0, len(grid.columns), block):
         shown = range(start, min(start + block, len(grid.columns)))
         heads = [grid.columns[j] if by_name else f"{j + 1} " for j in shown]

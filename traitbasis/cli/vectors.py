@@ -371,12 +371,12 @@ def _described(basis: Basis, leakage: Leakage | None) -> dict[str, Any]:
 def _print_columns(basis: Basis) -> None:
     title = f"basis {basis.fingerprint} of {basis.model}; levels: intensity (dose)"
     names = ("layer", "low", "medium", "high", "limit", "steerable", "pairs")
-    table = Table(Column("trait", no_wrap=True), *names, title=title, box=SIMPLE_HEAD)
+    table = Table(Column("trait", no_wrap=True), *names, title=title, box=SIMPLE_HEAD, padding=0)
     for column in basis.columns:
         table.add_row(
             column.trait,
             f"{column.layer}",
-            *(f"{x:.2f} ({basis.dose({column.trait: x}):.3f})" for x in column.levels.values()),
+            *(f"{round(x, 2):g} ({basis.dose({column.trait: x}):.3f})" for x in column.levels.values()),
             "none" if column.limit is None else f"{column.limit:.3f}",
             "yes" if column.steerable else "[yellow]no[/yellow]",
             f"{len(column.provenance.pair_ids)}",
