@@ -109,7 +109,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Rule:
-    """Floors a cell must keep.
+    """Floors a cell must keep. Its expression must surely (95 % interval) be above the unsteered user's.
 
     facts: how much smaller a share of the facts may be stated than unsteered; and it must not surely be smaller at all
     (95 % interval). fact_cost: nats per fact token (sieve 2); 0.25 makes each a fifth less likely.
@@ -405,9 +405,11 @@ def choose(
     elif not max(screening.agreement) >= rule.agreement:  # one pair: nan
         reason = f"the pairs do not agree on a direction (mean cosine {max(screening.agreement):.2f})"
     elif best is None:
-        reason = "no layer and dose passed the floors"
-    elif best.low <= 0:
-        reason = f"the clearest expression is not surely above unsteered ({best.gain:+.2f}, at least {best.low:+.2f})"
+        most = max(summaries, key=lambda summary: summary.gain)
+        reason = (
+            f"no layer and dose keeps the floors; the clearest expression ({most.gain:+.2f} at layer {most.layer}, dose "
+            f"{most.dose:g}) fails in {', '.join(most.rejected)}"
+        )
     if reason:
         best = None
     return Selection(
@@ -496,6 +498,7 @@ def _rejected(summary: Summary, unsteered: Cell, screening: Screening, rule: Rul
 
     ceiling = max(screening.surprise[0] + rule.surprise * screening.surprise[1], plain("surprise"))
     failed = {
+        "expression": summary.low <= 0,
         "facts": summary.facts < plain("facts") - rule.facts - 1e-6 or summary.facts_change[1] < 0,
         "fact_cost": summary.fact_cost is not None and summary.fact_cost > rule.fact_cost,
         "broken": summary.broken > plain("broken") + rule.broken,
