@@ -101,6 +101,6 @@ def _explain(file: Path, document: Any, detail: Any) -> str:
     entry = list(document["scenarios"])[location[0]]  # a YAML set has no index
     name = entry.get("id") if isinstance(entry, dict) else None
     where = f"context {name!r}" if isinstance(name, str) and name.strip() else f"context number {location[0] + 1}"
-    return ": ".join(
-        [str(file), where, *([f"field {'.'.join(map(str, location[1:]))!r}"] * bool(location[1:])), message]
-    )
+    if location[1:]:
+        where += f": field {'.'.join(map(str, location[1:]))!r}"
+    return f"{file}: {where}: {message}"
