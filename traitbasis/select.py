@@ -111,15 +111,14 @@ class Summary:
 class Rule:
     """Floors a cell must keep. Its expression must surely (95 % interval) be above the unsteered user's.
 
-    facts: how much smaller a share of the facts may be stated than unsteered; and it must not surely be smaller at all
-    (95 % interval). fact_cost: nats per fact token (sieve 2); 0.25 makes each a fifth less likely.
+    The share of the facts that are stated must not surely be below the unsteered user's. fact_cost: nats per fact token
+    (sieve 2); 0.25 makes each a fifth less likely, and is seen where ten turns would not show it.
     broken, role_flip: how much larger a share of turns may be. surprise: standard deviations above the mean of the
     trait's own positive responses, or of the unsteered turns if that is higher, in nats per token. relevance: share of
     the unsteered turns' that must be left. over_random: least lead over a random direction of the same dose.
     auc, agreement: screening.
     """
 
-    facts: float = 0.15
     fact_cost: float = 0.25
     broken: float = 0.1
     role_flip: float = 0.1
@@ -407,7 +406,7 @@ def choose(
     elif best is None:
         most = max(summaries, key=lambda summary: summary.gain)
         reason = (
-            f"no layer and dose keeps the floors; the clearest expression ({most.gain:+.2f} at layer {most.layer}, dose "
+            f"no layer and dose keeps the floors; the clearest expression ({most.gain:+.2f}, layer {most.layer}, dose "
             f"{most.dose:g}) fails in {', '.join(most.rejected)}"
         )
     if reason:
@@ -499,7 +498,7 @@ def _rejected(summary: Summary, unsteered: Cell, screening: Screening, rule: Rul
     ceiling = max(screening.surprise[0] + rule.surprise * screening.surprise[1], plain("surprise"))
     failed = {
         "expression": summary.low <= 0,
-        "facts": summary.facts < plain("facts") - rule.facts - 1e-6 or summary.facts_change[1] < 0,
+        "facts": summary.facts_change[1] < 0,
         "fact_cost": summary.fact_cost is not None and summary.fact_cost > rule.fact_cost,
         "broken": summary.broken > plain("broken") + rule.broken,
         "role_flip": summary.role_flip > plain("role_flip") + rule.role_flip,
