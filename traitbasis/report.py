@@ -290,7 +290,7 @@ def _statement(selection: Selection, shown: Summary) -> str:
     lead = shown.over_random
     random = "" if lead is None else f" It is {lead:+.2f} from a random direction of the same dose and layer."
     return (
-        f"Expression is {shown.gain:+.2f} against unsteered (95\u00a0%: {shown.low:+.2f} to {shown.high:+.2f}), which is "
+        f"Expression is {shown.gain:+.2f} against unsteered (95\u00a0%: {shown.low:+.2f} to {shown.high:+.2f}), "
         f"{expression} a prompt-only persona ({prompted.gain:+.2f}), with {facts} than it ({shown.facts:.2f} against "
         f"{prompted.facts:.2f}; unsteered {shown.facts_unsteered:.2f}).{random}"
     )
