@@ -1,7 +1,7 @@
 """What a layer sweep found, as one HTML file that needs nothing else: ``traitbasis select --report out.html``.
 
-Also the parts that the notebook shows of the same: the cells with the reasons (``cell_rows``), turns of one context and
-seed side by side (``examples``), and whether the instruments agree (``instrument_agreement``).
+Also what the notebook shows of the same: the cells with the reasons (``cell_rows``), and turns of one context and seed
+side by side (``examples``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from traitbasis.annotate import one_line, write_text
 from traitbasis.basis import Basis
 from traitbasis.contexts import EvaluationContext, contexts_hash, read_contexts
 from traitbasis.errors import ReportError
-from traitbasis.metrics.instruments import rank_correlation
 from traitbasis.pairs import PairSet, pair_set_hash
 from traitbasis.select import RULE, Rule, Selection, Summary
 from traitbasis.sweep import UNSTEERED, Cell, Spec
@@ -170,25 +169,13 @@ def shown_summary(selection: Selection) -> Summary:
     return chosen[0] if chosen else max(selection.summaries, key=lambda summary: summary.gain)
 
 
-def instrument_agreement(trait: str, cells: Iterable[Cell]) -> tuple[float, int]:
-    """Spearman's rho of probe and classifier over all turns that both scored, and how many these are."""
-    names = (f"probe:{trait}", f"classifier:{trait}")
-    both = [
-        [turn.scores[name] for name in names]
-        for cell in cells
-        for turn in cell.turns
-        if all(name in turn.scores for name in names)
-    ]
-    return rank_correlation([pair[0] for pair in both], [pair[1] for pair in both]), len(both)
-
-
 def rule_in_words(rule: Rule = RULE) -> list[str]:
     """The rule's floors with their numbers, and what is done with what keeps them."""
     return [
         f"A trait screens when, at some layer, its vector ranks held-back pairs with an AUC of at least {rule.auc:g} "
         f"and single pairs agree with a mean cosine of at least {rule.agreement:g}.",
-        f"A cell (a layer and a dose) states at most {rule.facts:g} less of the facts than the unsteered user does "
-        "(share), and not surely less at all (95 % interval).",
+        "The expression of a cell (a layer and a dose) is surely above the unsteered user's: its 95 % interval is.",
+        "The share of the facts that it states is not surely below the unsteered user's (95 % interval).",
         f"It makes the tokens of facts in held-back responses at most {rule.fact_cost:g} nats less likely.",
         f"At most {rule.broken:g} more of its turns are broken, and at most {rule.role_flip:g} more speak as the "
         "agent, than unsteered (share).",
@@ -198,8 +185,8 @@ def rule_in_words(rule: Rule = RULE) -> list[str]:
         "(relevance: surprise in another conversation less surprise in its own).",
         f"Its expression is more than {rule.over_random:g} above that of a random direction of its dose and layer.",
         "Of the cells that keep all floors, those within one standard error of the clearest expression count as equal; "
-        "of them the one that costs the facts least is chosen. If its expression is not surely above unsteered (95 % "
-        "interval), or no cell keeps the floors, the trait is not steerable on this model.",
+        "of them the one that costs the facts least is chosen. If no cell keeps the floors, or the trait does not "
+        "screen, it is not steerable on this model.",
     ]
 
 
@@ -227,13 +214,10 @@ def _reasons(summary: Summary, selection: Selection, plain: Summary, rule: Rule)
     """What a rejected cell fell below, with the numbers."""
     mean, deviation = selection.screening.surprise
     ceiling = max(mean + rule.surprise * deviation, plain.surprise)
-    if summary.facts < plain.facts - rule.facts:
-        facts = f"facts {summary.facts:.2f}, at least {plain.facts - rule.facts:.2f}"
-    else:
-        low, high = summary.facts_change
-        facts = f"facts {summary.facts:.2f}, surely fewer than unsteered ({low:+.2f} to {high:+.2f})"
+    lost, kept = summary.facts_change
     said = {
-        "facts": facts,
+        "expression": f"expression {_signed(summary.gain)}, not surely above 0 (from {_signed(summary.low)})",
+        "facts": f"facts {summary.facts:.2f}, surely below unsteered ({_signed(lost)} to {_signed(kept)})",
         "fact_cost": f"fact cost {_number(summary.fact_cost)}, at most {rule.fact_cost:.2f}",
         "broken": f"broken {summary.broken:.2f}, at most {plain.broken + rule.broken:.2f}",
         "role_flip": f"role flips {summary.role_flip:.2f}, at most {plain.role_flip + rule.role_flip:.2f}",
@@ -262,7 +246,6 @@ def _section(
     if basis and any(c.trait == selection.trait and c.curve and c.limit is not None for c in basis.columns):
         figures["calibration"] = plots.calibration_figure(basis, selection.trait)
     shown = shown_summary(selection)
-    agreement, turns = instrument_agreement(selection.trait, cells)
     return {
         "id": f"trait-{number}",
         "selection": selection,
@@ -275,8 +258,7 @@ def _section(
         "figures": {name: Markup(plots.svg(figure, f"f{number}-{name}")) for name, figure in figures.items()},
         "rows": cell_rows(selection, cells, rule),
         "examples": examples(selection, cells, contexts=contexts),
-        "agreement": agreement,
-        "turns": turns,
+        "instruments": list(selection.prompted.by_instrument),
         "peak": max(selection.screening.auc),
         "statement": _statement(selection, shown),
     }
