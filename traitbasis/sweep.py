@@ -37,6 +37,7 @@ FORMAT = "traitbasis.sweep/1"
 BASELINES = "baselines"
 Condition = Literal["steered", "unsteered", "random", "prompted"]
 _BATCH = 48  # turns generated together
+_ABSENT = object()
 _GROUP = 12  # cells generated before they are measured and written
 
 
@@ -89,7 +90,8 @@ class Store:
         if path.is_file():
             found, self.lines, whole = _read_lines(path)
             if found != header:
-                different = sorted(key for key in found.keys() | header.keys() if found.get(key) != header.get(key))
+                keys = found.keys() | header.keys()
+                different = sorted(key for key in keys if found.get(key, _ABSENT) != header.get(key, _ABSENT))
                 raise SweepError(
                     f"{path} holds a sweep with other settings ({', '.join(different)}); delete it, or write elsewhere "
                     "with --out"
@@ -160,9 +162,13 @@ class Generator:
         self._prompts: dict[tuple[int, str], tuple[int, ...]] = {}
         # In half precision a prompt read from the prefix cache differs from one that is read anew: all are in it from
         # the beginning, so that a sweep that goes on draws what one that was never killed draws.
-        for number in range(len(contexts)):
-            stops = lm.stop_ids(as_)
-            generate_all(self._engine, [Request(self._prompt(number, ""), 0, Sampling(max_tokens=1), stops)])
+        try:
+            for number in range(len(contexts)):
+                stops = lm.stop_ids(as_)
+                generate_all(self._engine, [Request(self._prompt(number, ""), 0, Sampling(max_tokens=1), stops)])
+        except BaseException:
+            self.close()
+            raise
 
     def draw(self, additions: Sequence[Mapping[int, Tensor]], personas: Sequence[str]) -> list[list[str]]:
         """Texts of several cells' turns. additions: float32 ``(d_model,)`` by layer, personas: what the instruction
