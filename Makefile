@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Two OpenMP threads on a busy two-core machine run ten times slower than one.
-test test-harnesses fuzz check dose-table vectors bench soak: export OMP_NUM_THREADS ?= 1
+test test-harnesses fuzz check dose-table saturation selection-table vectors bench soak: export OMP_NUM_THREADS ?= 1
 # litellm asks the network for prices at import otherwise.
 test: export LITELLM_LOCAL_MODEL_COST_MAP = True
 
-.PHONY: demo test test-harnesses fuzz check format dose-table vectors bench soak clean
+.PHONY: demo test test-harnesses fuzz check format dose-table saturation selection-table vectors bench soak clean
 
 demo: $(VENV)/.core
 	$(BIN)/traitbasis demo
@@ -37,6 +37,14 @@ format: $(VENV)/.test
 # The table of the README: what the default dose does on tasks that are not in the pairs.
 dose-table: $(VENV)/.core
 	$(BIN)/python experiments/default_dose.py --out experiments/results/default_dose.json
+
+# How many pairs make a vector: the paper says four. Table, figures, and a plot where matplotlib is installed.
+saturation: $(VENV)/.core
+	$(BIN)/python experiments/saturation.py
+
+# The chosen layers and doses on tasks that the choice never saw, against a prompt, a random direction and the middle layer.
+selection-table: $(VENV)/.core
+	$(BIN)/python experiments/selection.py
 
 # The vectors and the basis that ship; a test re-extracts and compares.
 vectors: $(VENV)/.core

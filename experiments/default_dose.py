@@ -17,20 +17,18 @@ negative ones. Nothing is sampled, so there is no noise; it judges the model and
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import torch
-import yaml
+from common import PAPER_TRAITS, over_tasks, write_json
 from rich.progress import track
 
 from traitbasis.basis import DEFAULT_DOSE, Basis, Column, build_basis, find_basis
-from traitbasis.chat import Turn
+from traitbasis.contexts import EvaluationContext, read_contexts
 from traitbasis.engines.base import Failure
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.extract import extract
@@ -45,30 +43,6 @@ from traitbasis.tries import UserTurn
 
 # Only what is unusable is drawn again: guards that choose among good turns would hide what a dose does.
 KEPT_OUT = tuple(guard for guard in GUARDS if guard.name in ("empty", "thought", "broken"))
-WIRE = {"system": "system", "agent": "user", "customer": "assistant"}
-
-
-@dataclass(frozen=True)
-class Scenario:
-    id: str
-    context: tuple[Turn, ...]
-    facts: tuple[str, ...]
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        return [{"role": WIRE[turn.speaker], "content": turn.text} for turn in self.context]
-
-
-def read_scenarios(path: Path) -> list[Scenario]:
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return [
-        Scenario(
-            entry["id"],
-            tuple(Turn(speaker, text) for turn in entry["context"] for speaker, text in turn.items()),
-            tuple(entry["facts"]),
-        )
-        for entry in document["scenarios"]
-    ]
 
 
 def with_random_column(basis: Basis, seed: int) -> Basis:
@@ -81,7 +55,7 @@ def with_random_column(basis: Basis, seed: int) -> Basis:
 
 
 def draw(
-    simulator: UserSimulator, scenarios: list[Scenario], seeds: int, trait: str | None, level: str
+    simulator: UserSimulator, scenarios: list[EvaluationContext], seeds: int, trait: str | None, level: str
 ) -> list[UserTurn]:
     """One turn per scenario and seed, all submitted at once."""
     queue: SimpleQueue[tuple[int, object]] = SimpleQueue()
@@ -99,15 +73,6 @@ def draw(
     return [turns[i] for i in range(len(cases))]
 
 
-def bootstrap(differences: torch.Tensor, seeds: int, repeats: int = 2000) -> tuple[float, float]:
-    """95 % interval of the mean, resampling scenarios (turns of one scenario stay together)."""
-    by_scenario = differences.reshape(seeds, -1).mean(0)
-    generator = torch.Generator().manual_seed(0)
-    picks = torch.randint(len(by_scenario), (repeats, len(by_scenario)), generator=generator)
-    low, high = torch.quantile(by_scenario[picks].mean(1), torch.tensor([0.025, 0.975])).tolist()
-    return low, high
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
@@ -122,7 +87,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     lm = load_model(arguments.model, dtype=arguments.dtype)
-    pair_sets = {trait: load_pairs(trait) for trait in ("impatience", "confusion", "skeptical", "incoherence")}
+    pair_sets = {trait: load_pairs(trait) for trait in PAPER_TRAITS}
     if (arguments.dose, arguments.layer, arguments.as_) == (None, None, None):
         basis = find_basis(lm)
     else:
@@ -131,7 +96,7 @@ def main() -> None:
         basis = build_basis(vectors, layer=arguments.layer, dose=dose)
     basis = with_random_column(basis, seed=0)
     probes = [TraitProbe.from_held_out(lm, pairs, as_=basis.as_) for pairs in pair_sets.values()]
-    scenarios = read_scenarios(arguments.scenarios)
+    scenarios = read_contexts(arguments.scenarios)
     contexts = [scenario for _ in range(arguments.seeds) for scenario in scenarios]
 
     conditions: list[str | None] = [None, *pair_sets, "random"]
@@ -150,9 +115,10 @@ def main() -> None:
 
     def compared(condition: str | None, trait: str, baseline: str | None) -> dict[str, Any]:
         own, base = scores[condition][trait], scores[baseline][trait]
+        interval = over_tasks(own - base, arguments.seeds)
         return {
-            "difference": float((own - base).mean()),
-            "interval": bootstrap(own - base, arguments.seeds),
+            "difference": interval.mean,
+            "interval": (interval.low, interval.high),
             "auc": auc(own, base),
         }
 
@@ -190,8 +156,7 @@ def main() -> None:
                 for c, t in zip(contexts, drawn, strict=True)
             ],
         }
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+        write_json(arguments.out, record)
 
 
 def show(rows: list[dict[str, Any]], probes: list[TraitProbe], title: str) -> None:

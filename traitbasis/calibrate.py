@@ -81,7 +81,7 @@ def calibrate(
     if not doses or not all(0 < dose <= 10 for dose in doses):
         raise SweepError(f"doses {list(doses)} must be above 0 and at most 10")
     header = {**generator.settings, "trait": trait, "pairs": vector.provenance.pair_set_hash, "layer": layer}
-    store = Store(selector.folder / f"{trait}.calibration.jsonl", header)
+    store = Store(selector.folder / f"{trait}-layer-{layer}.jsonl", header)
     costs = _fact_costs(store, selector, pair_set, vector, layer, doses)
     bearable = [i for i, cost in enumerate(isotonic(costs)) if cost <= limits.fact_cost]
     doses, costs = doses[: len(bearable) + 1], costs[: len(bearable) + 1]

@@ -157,8 +157,8 @@ class Selection:
 class Selector:
     """Selects layers and doses for one trait after the other, on one model.
 
-    home: folder of the model's vectors; the sweep's files go to ``selection`` in it, and a vector that is not there, or
-    was made from other pairs, is extracted. layers: where turns are generated; None leaves it to sieve 2, which takes
+    home: folder of the model's vectors; the sweep's files go to `folder` in it, and a vector that is not there, or was
+    made from other pairs, is extracted. layers: where turns are generated; None leaves it to sieve 2, which takes
     the `candidates` best of about ten. doses: tried at each of them. judge: a third instrument. progress: told how many
     of ``steps`` are done.
     """
@@ -168,6 +168,7 @@ class Selector:
         generator: Generator,
         home: Path,
         *,
+        folder: str = "selection",
         layers: Sequence[int] | None = None,
         candidates: int = 3,
         doses: Sequence[float] = DOSES,
@@ -181,7 +182,7 @@ class Selector:
         if not doses or not all(0 < dose <= 10 for dose in doses):
             raise SweepError(f"doses {list(doses)} must be above 0 and at most 10")
         self.generator, self.rule, self.progress = generator, rule, progress
-        self.home, self.folder = home, home / "selection"
+        self.home, self.folder = home, home / folder
         self._layers, self._candidates = None if layers is None else sorted(set(layers)), candidates
         self._doses = tuple(sorted(set(doses)))
         self._judge = judge

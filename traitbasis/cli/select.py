@@ -140,7 +140,7 @@ def calibrate(
         Generator(lm, tasks, as_=as_, turns=turns, seed=seed, max_tokens=max_tokens) as generator,
         progress("calibrating", len(tried) * len(pair_sets)) as advance,
     ):
-        selector = Selector(generator, home)
+        selector = Selector(generator, home, folder="calibration")
         for pair_set in pair_sets:
             selection, vector = found[pair_set.trait], selector.vector(pair_set)
             layer = best_layers(selection.likelihood, 1)[0] if selection.layer is None else selection.layer

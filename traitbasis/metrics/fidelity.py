@@ -63,8 +63,6 @@ class TraitProbe:
         nearest the middle. That is a choice of the instrument, made on pairs alone: no steered text has a part in it.
         Raises PairError when no pair is held out.
         """
-        if not pair_set.select("heldout"):
-            raise PairError(f"{pair_set.trait}: no pair is marked 'use: heldout'; nothing independent can measure it")
         reader = Reader(lm, as_)
         return cls.from_sides(pair_set.trait, read_sides(reader, pair_set), as_, layer)
 
@@ -72,6 +70,8 @@ class TraitProbe:
     def from_sides(cls, trait: str, sides: Sides, as_: As = "user", layer: int | None = None) -> TraitProbe:
         """The same from pairs that were read already."""
         positive, negative = sides.of("heldout")
+        if not len(positive):
+            raise PairError(f"{trait}: no pair is marked 'use: heldout'; nothing independent can measure it")
         checked = sides.of("default", "extra")
         layers = positive.shape[1]
         probes = []
