@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from traitbasis.basis import Basis, build_basis
+from traitbasis.basis import Basis
 from traitbasis.chat import read_messages, render_prompt, tokenize
 from traitbasis.extract import extract
 from traitbasis.metrics.fidelity import TraitProbe, preference
 from traitbasis.model import LanguageModel
-from traitbasis.pairs import known_traits, load_pairs
+from traitbasis.pairs import PAPER_TRAITS, known_traits, load_pairs, pair_set_hash
 from traitbasis.simulator import UserSimulator
 from traitbasis.trait_vector import TraitVector
 
@@ -25,7 +25,7 @@ MESSAGES = [
 ]
 
 
-@pytest.mark.parametrize("trait", known_traits())
+@pytest.mark.parametrize("trait", PAPER_TRAITS)
 def test_the_shipped_vectors_are_what_extraction_gives(real: LanguageModel, trait: str) -> None:
     """Contract 7. Other processors round differently, so values agree to a thousandth and not to the bit."""
     shipped = TraitVector.load(SHIPPED / f"{trait}.safetensors")
@@ -38,9 +38,14 @@ def test_the_shipped_vectors_are_what_extraction_gives(real: LanguageModel, trai
     assert made.model_fingerprint == stored.model_fingerprint and made.pair_set_hash == stored.pair_set_hash
 
 
-def test_the_shipped_basis_is_built_from_the_shipped_vectors(real_basis: Basis) -> None:
-    rebuilt = build_basis([TraitVector.load(SHIPPED / f"{trait}.safetensors") for trait in known_traits()])
-    assert rebuilt.fingerprint == real_basis.fingerprint
+@pytest.mark.parametrize("trait", known_traits())
+def test_the_shipped_basis_is_made_from_the_shipped_vectors_and_pairs(real_basis: Basis, trait: str) -> None:
+    vector = TraitVector.load(SHIPPED / f"{trait}.safetensors")
+    assert vector.provenance.pair_set_hash == pair_set_hash(load_pairs(trait).for_extraction())
+    i = real_basis.traits.index(trait)
+    column = real_basis.columns[i]
+    assert torch.equal(real_basis.matrix[:, i], vector.vector[column.layer])
+    assert column.provenance == vector.provenance
 
 
 def test_zero_is_nothing(real: LanguageModel, real_user: UserSimulator) -> None:
@@ -55,7 +60,7 @@ def test_zero_is_nothing(real: LanguageModel, real_user: UserSimulator) -> None:
     assert real_user.reply(MESSAGES, "confusion-high", temperature=0, max_tokens=40).text != text
 
 
-@pytest.mark.parametrize("trait", known_traits())
+@pytest.mark.parametrize("trait", PAPER_TRAITS)
 def test_steering_makes_held_out_wording_of_the_trait_likelier(
     real: LanguageModel, real_basis: Basis, trait: str
 ) -> None:
@@ -69,7 +74,7 @@ def test_steering_makes_held_out_wording_of_the_trait_likelier(
     assert less < none < some < more
 
 
-@pytest.mark.parametrize("trait", known_traits())
+@pytest.mark.parametrize("trait", PAPER_TRAITS)
 def test_probes_tell_the_trait_on_pairs_they_were_not_made_from(real: LanguageModel, trait: str) -> None:
     assert TraitProbe.from_held_out(real, load_pairs(trait)).auc > 0.9
 

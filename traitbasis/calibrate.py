@@ -144,7 +144,7 @@ def _fact_costs(
 ) -> list[float]:
     found = {line["dose"]: line["fact_cost"] for line in store.lines if line.get("kind") == "fact_cost"}
     if missing := [dose for dose in doses if dose not in found]:
-        pairs = PairLikelihood(selector.generator.reader, pair_set.select("extra") or pair_set.select("heldout"))
+        pairs = PairLikelihood(selector.pair_reader, pair_set.select("extra") or pair_set.select("heldout"))
         for dose in missing:
             cost = float(pairs.measure({layer: vector.at_dose(layer, dose)}).fact_cost.mean())
             found[dose] = round(cost, 4)

@@ -34,6 +34,7 @@ from traitbasis.metrics.judge import Judge
 from traitbasis.metrics.likelihood import PairLikelihood
 from traitbasis.metrics.turns import INSTRUMENTS, Instruments, expression
 from traitbasis.pairs import PAPER_TRAITS, PairSet, load_pairs, pair_set_hash
+from traitbasis.reading import Reader
 from traitbasis.sweep import (
     BASELINES,
     UNSTEERED,
@@ -188,6 +189,7 @@ class Selector:
         self._judge = judge
         self._vectors: dict[str, TraitVector] = {}
         self._sides: dict[str, Sides] = {}
+        self.pair_reader = Reader(generator.lm, generator.as_)  # of pairs; the generator's keeps the contexts
         self._baselines = Store(self.folder / f"{BASELINES}.jsonl", generator.settings)
         self._norms: Tensor | None = None
 
@@ -237,7 +239,7 @@ class Selector:
             self.progress(self.steps)
             return read_selection(done["selection"])
         sides, instruments = self._read(pair_set)
-        screening = self._screening(pair_set, vector, sides, *instruments[pair_set.trait])
+        screening = self._screening(vector, sides, *instruments[pair_set.trait])
         likelihood = self._likelihood(store, pair_set, vector, [(z, LIKELIHOOD_DOSE) for z in self.grid])
         layers = self._layers or best_layers(likelihood, self._candidates, self.rule)
         points = [(z, dose) for z in layers for dose in self._doses]
@@ -309,11 +311,11 @@ class Selector:
         return self._read(pair_set)[1]
 
     def _read(self, pair_set: PairSet) -> tuple[Sides, Instruments]:
-        trait, reader = pair_set.trait, self.generator.reader
+        trait, reader = pair_set.trait, self.pair_reader
         wanted = [name for name in REFERENCE_TRAITS if name not in self._sides]
         for each in (*map(load_pairs, wanted), *([] if trait in REFERENCE_TRAITS else [pair_set])):
-            self._sides[each.trait] = read_sides(reader, each)
             reader.forget()
+            self._sides[each.trait] = read_sides(reader, each)
         sides = self._sides[trait]
         probe = TraitProbe.from_sides(trait, sides, self.generator.as_)
         classifier = None
@@ -326,7 +328,6 @@ class Selector:
 
     def _screening(
         self,
-        pair_set: PairSet,
         vector: TraitVector,
         sides: Sides,
         probe: TraitProbe,
@@ -338,8 +339,7 @@ class Selector:
         )
         spread = ((positive.var(0) + negative.var(0)) / 2).sqrt()
         distance = (positive.mean(0) - negative.mean(0)) / spread
-        read = self.generator.reader.read([(pair.context, pair.positive) for pair in pair_set.pairs])
-        surprise = torch.tensor([reading.surprise for reading in read])
+        surprise = sides.surprise
         return Screening(
             agreement=_rounded(vector.agreement),
             auc=tuple(round(auc(p, n), 4) for p, n in zip(positive.T, negative.T, strict=True)),
@@ -358,13 +358,12 @@ class Selector:
         found = [Likely(**line["likely"]) for line in store.lines if line.get("kind") == "likelihood"]
         known = {(likely.layer, likely.dose): likely for likely in found}
         if missing := [point for point in points if point not in known]:
-            pairs = PairLikelihood(self.generator.reader, pair_set.select("extra") or pair_set.select("heldout"))
+            pairs = PairLikelihood(self.pair_reader, pair_set.select("extra") or pair_set.select("heldout"))
             for z, dose in missing:
                 measured = pairs.measure({z: vector.at_dose(z, dose)})
                 values = (measured.preference, measured.fact_cost, measured.kl)
                 likely = known[z, dose] = Likely(z, dose, *(round(float(value.mean()), 4) for value in values))
                 store.append({"kind": "likelihood", "likely": asdict(likely)})
-            self.generator.reader.forget()
         self.progress(len(points))
         return tuple(known[point] for point in points)
 

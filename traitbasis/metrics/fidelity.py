@@ -10,7 +10,7 @@ beside ``damage.py`` and beside a random direction of the same dose.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 import torch
@@ -28,10 +28,14 @@ from traitbasis.reading import Reader
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """Mean states of one trait's pair responses, ``(pairs, layers, d_model)`` float32, by use of the pair."""
+    """Mean states of one trait's pair responses, ``(pairs, layers, d_model)`` float32, by use of the pair.
+
+    surprise: of the positive responses, ``(pairs,)`` nats per token; empty where it was not read.
+    """
 
     positive: Mapping[str, Tensor]
     negative: Mapping[str, Tensor]
+    surprise: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def of(self, *uses: str) -> tuple[Tensor, Tensor]:
         """Positives and negatives of the pairs with these uses."""
@@ -123,11 +127,13 @@ def auc(positive: Tensor, negative: Tensor) -> float:
 def read_sides(reader: Reader, pair_set: PairSet) -> Sides:
     """Read all of a trait's responses with the unsteered model. Raises ChatTemplateError as ``tokenize_reply`` does."""
     turns = [(pair.context, text) for pair in pair_set.pairs for text in (pair.positive, pair.negative)]
-    states = torch.stack([r.states for r in reader.read(turns, states=True) if r.states is not None])
+    read = reader.read(turns, states=True)
+    states = torch.stack([reading.states for reading in read if reading.states is not None])
     rows = {use: [i for i, pair in enumerate(pair_set.pairs) if pair.use == use] for use in get_args(Use)}
     return Sides(
         {use: states[0::2][chosen] for use, chosen in rows.items()},
         {use: states[1::2][chosen] for use, chosen in rows.items()},
+        torch.tensor([reading.surprise for reading in read[0::2]]),
     )
 
 
