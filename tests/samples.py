@@ -57,6 +57,16 @@ def sample_set(pairs: int = 3, trait: str = "impatience") -> PairSet:
     return PairSet.model_validate(sample_document(*made, trait=trait, aliases=[f"{trait}_x"]))
 
 
+def lettered_set(trait: str, letter: str, n: int = 18) -> PairSet:
+    """Positives hold a run of `letter`, negatives of o; as many pairs of each use, to extract and to measure with."""
+    pairs = []
+    for i in range(n):
+        sides = [f"W{i} {'abcdefgh'[i % 8] * 4} {mark * 8} it" for mark in (letter, "o")]
+        use = ("default", "extra", "heldout")[i % 3]
+        pairs.append(sample_pair(i, positive=sides[0], negative=sides[1], use=use))
+    return PairSet.model_validate(sample_document(*pairs, trait=trait, aliases=[]))
+
+
 def load_pair(pair: dict[str, Any]) -> Pair:
     """A Pair from what ``sample_pair`` gives."""
     return Pair.model_validate(pair)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from samples import sample_document, sample_pair
+from samples import lettered_set
 from tiny import LAYERS, WIDTH, tiny_model
 from torch import Tensor
 
@@ -16,7 +16,6 @@ from traitbasis.errors import PairError
 from traitbasis.metrics.classifier import TraitClassifier, train_classifier
 from traitbasis.metrics.fidelity import Sides, TraitProbe, read_sides
 from traitbasis.metrics.turns import expression
-from traitbasis.pairs import PairSet
 from traitbasis.reading import Reader
 
 DEPTH, D = 3, 24
@@ -222,16 +221,6 @@ def test_the_direction_is_that_of_plain_gradient_descent() -> None:
 
 
 # --- on a model -------------------------------------------------------------------------------------------------------
-
-
-def lettered_set(trait: str, letter: str, n: int = 18) -> PairSet:
-    """Positives hold a run of `letter`, negatives of o; nothing else differs."""
-    pairs = []
-    for i in range(n):
-        sides = [f"W{i} {'abcdefgh'[i % 8] * 4} {mark * 8} it" for mark in (letter, "o")]
-        use = ("default", "extra", "heldout")[i % 3]
-        pairs.append(sample_pair(i, positive=sides[0], negative=sides[1], use=use))
-    return PairSet.model_validate(sample_document(*pairs, trait=trait, aliases=[]))
 
 
 def test_it_reads_the_states_of_a_model_whatever_was_asked_about() -> None:
