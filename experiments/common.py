@@ -21,8 +21,6 @@ from traitbasis.errors import ArtifactError, TraitBasisError
 from traitbasis.model import LanguageModel
 from traitbasis.select import bootstrap
 
-PAPER_TRAITS = ("impatience", "confusion", "skeptical", "incoherence")
-
 
 @dataclass(frozen=True)
 class Interval:

@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-from common import PAPER_TRAITS, over_tasks, write_json
+from common import over_tasks, write_json
 from rich.progress import track
 
 from traitbasis.basis import DEFAULT_DOSE, Basis, Column, build_basis, find_basis
@@ -37,7 +37,7 @@ from traitbasis.metrics.damage import is_broken
 from traitbasis.metrics.fidelity import TraitProbe, auc, preference, score
 from traitbasis.metrics.realism import is_role_flip
 from traitbasis.model import load_model
-from traitbasis.pairs import load_pairs
+from traitbasis.pairs import PAPER_TRAITS, load_pairs
 from traitbasis.simulator import UserSimulator
 from traitbasis.tries import UserTurn
 

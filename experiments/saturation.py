@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import PAPER_TRAITS, Interval, own_basis, progress, run, table, versions, write_json
+from common import Interval, own_basis, progress, run, table, versions, write_json
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
@@ -46,7 +46,7 @@ from traitbasis.extract import mean_cosine
 from traitbasis.metrics.fidelity import Sides, TraitProbe
 from traitbasis.metrics.likelihood import PairLikelihood
 from traitbasis.model import load_model
-from traitbasis.pairs import Pair, PairSet, load_pairs, pair_set_hash
+from traitbasis.pairs import PAPER_TRAITS, Pair, PairSet, load_pairs, pair_set_hash
 from traitbasis.reading import Reader
 from traitbasis.sweep import Generator, Spec, Store
 
@@ -169,7 +169,8 @@ def measure_trait(
 ) -> dict[str, Any]:
     """All vectors of a trait, measured. Goes on where an earlier call ended. written: subsets of each n of which turns
     are generated. advance: told the share of the trait's work, in vectors, that is done."""
-    trait, reader, seed = pair_set.trait, generator.reader, generator.settings["seed"]
+    trait, seed = pair_set.trait, generator.settings["seed"]
+    reader = Reader(generator.lm, generator.as_)  # of pairs; the generator's keeps the contexts
     pairs = Pairs(reader, pair_set, layer)
     header = {
         **generator.settings,
@@ -225,7 +226,6 @@ def measure_trait(
             own, plain = expression(n, i), expression(0, 0)
             vector["expression"] = [round(a - b, 4) for a, b in zip(own, plain, strict=True)]
         vectors.append(vector)
-    reader.forget()
     return {
         "layer": layer,
         "dose": dose,

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common import PAPER_TRAITS, Interval, over_tasks, own_basis, progress, run, table, versions, write_json
+from common import Interval, over_tasks, own_basis, progress, run, table, versions, write_json
 from ratings import read_ratings, show_ratings, write_sheet
 from torch import Tensor
 
@@ -38,7 +38,7 @@ from traitbasis.contexts import read_contexts
 from traitbasis.errors import SweepError
 from traitbasis.metrics.judge import Judge
 from traitbasis.model import load_model
-from traitbasis.pairs import PairSet, load_pairs
+from traitbasis.pairs import PAPER_TRAITS, PairSet, load_pairs
 from traitbasis.select import Selector, agreement, gains, mean_gain, read_selections
 from traitbasis.sweep import UNSTEERED, Cell, Generator, Spec, Store, SweptTurn, persona_prompt
 
