@@ -137,7 +137,7 @@ def test_levels_always_rise_and_stay_within_the_limit(curve: dict[str, Any], lim
     try:
         levels = read_levels(**curve, limits=limits)
     except SweepError as error:
-        assert "is beyond the limit; begin with a smaller one" in str(error)
+        assert "far beyond the limit; begin with a smaller one" in str(error)
         return
     assert 0 < levels.low < levels.medium < levels.high <= levels.limit
     expression = [point.expression for point in levels.curve]
@@ -221,6 +221,19 @@ def test_one_good_cell_between_bad_ones_does_not_lift_the_limit() -> None:
     noisy["damage"] = [0.0, 0.0, 0.9, 0.3, 0.9, 1.0]
     levels = read_levels(**noisy)
     assert 0.2 < levels.limit < 0.3, "0.9 and 0.3 are taken for 0.6 each"
+
+
+def test_doses_are_capped_whatever_their_last_digit() -> None:
+    curve = straight(3)
+    curve["doses"] = [0.1, 0.2, 1 / 3]
+    assert read_levels(**curve).capped
+
+
+def test_when_the_limits_leave_no_room_that_is_said() -> None:
+    with pytest.raises(SweepError, match=r"a dose of 0\.1 is far beyond the limit; begin with a smaller one"):
+        read_levels(**straight(3, damage=1.0), limits=Limits(damage=0.0, high_damage=0.0))
+    with pytest.raises(SweepError, match="begin with a smaller one"):
+        read_levels(**straight(3, cost=1e6))
 
 
 def test_the_curve_is_what_was_measured_made_monotone() -> None:

@@ -162,7 +162,7 @@ def read_levels(
 ) -> Levels:
     """Levels from a measured curve; everything by rising dose. gains: expression above unsteered, ``(turns,)`` a dose.
 
-    Raises SweepError when even the smallest dose is beyond the limit.
+    Below the smallest dose the curves are taken to fall straight to nothing. Raises SweepError when no room is left.
     """
     expression = isotonic([float(gain.mean()) for gain in gains])
     broken, cost = isotonic(damage), isotonic(fact_cost)
@@ -179,13 +179,13 @@ def read_levels(
 
     limit = largest(limits.damage, limits.fact_cost)
     high = min(largest(limits.high_damage, limits.high_fact_cost), limit)
-    if high <= 0:
-        raise SweepError(f"already a dose of {doses[0]:g} is beyond the limit; begin with a smaller one")
     medium = min(crossing(doses, cost, limits.medium_fact_cost), 0.8 * high)
     half = crossing(doses, expression, 0.5 * at(doses, expression, medium))
     low = min(max(half, 0.25 * medium), 0.75 * medium)
-    low, medium, high, limit = (round(value, 4) for value in (low, medium, high, limit))
-    return Levels(low, medium, high, limit, tuple(curve), tuple(fact_cost), capped=limit >= max(doses))
+    low, medium, high, limit = (round(value, 6) for value in (low, medium, high, limit))
+    if not 0 < low < medium < high:
+        raise SweepError(f"a dose of {doses[0]:g} is far beyond the limit; begin with a smaller one")
+    return Levels(low, medium, high, limit, tuple(curve), tuple(fact_cost), capped=limit >= round(doses[-1], 6))
 
 
 def isotonic(values: Sequence[float]) -> list[float]:

@@ -320,7 +320,7 @@ class Selector:
         probe = TraitProbe.from_sides(trait, sides, self.generator.as_)
         classifier = None
         if len(sides.positive["extra"]):
-            known = {name: self._sides[name] for name in {trait, *REFERENCE_TRAITS}}
+            known = {name: self._sides[name] for name in sorted({trait, *REFERENCE_TRAITS})}
             depth = len(self.generator.lm.layers)
             layers = sorted({depth // 2, *range(depth // 3, depth - 1, max(1, depth // 10))})
             classifier = train_classifier(trait, known, layers)
