@@ -65,17 +65,18 @@ def select(
     Example: traitbasis select --trait impatience --report impatience.html
     """
     from traitbasis.metrics.judge import Judge
+    from traitbasis.model import model_slug
     from traitbasis.select import Selector, save_selections
     from traitbasis.sweep import Generator
 
     if bool(judge_url) != bool(judge_model):
         raise typer.BadParameter("a judge needs both --judge-url and --judge-model")
     pair_sets, tasks, tried = _pair_sets(trait, pairs), _contexts(contexts), _numbers("--doses", doses, float)
-    lm = load_lm(model, device, dtype, threads=threads)
+    home = folder / model_slug(model)
+    lm = load_lm(model, device, _as_before(home / "selection", dtype), threads=threads)
     where = {"auto": None, "all": [*range(len(lm.layers))]}
     chosen = where[layers] if layers in where else _numbers("--layers", layers, int)
     with Generator(lm, tasks, as_=as_, turns=turns, seed=seed, max_tokens=max_tokens) as generator:
-        home = folder / lm.slug
         cache = home / "selection" / "judge.jsonl"
         judge = Judge(judge_url, judge_model, judge_key or None, cache=cache) if judge_url else None
         selector = Selector(generator, home, layers=chosen, candidates=candidates, doses=tried, judge=judge)
@@ -134,7 +135,7 @@ def calibrate(
     pair_sets = _pair_sets("" if pairs else ",".join(found) if trait == "all" else trait, pairs)
     if missing := [pair_set.trait for pair_set in pair_sets if pair_set.trait not in found]:
         raise SweepError(f"no layer was selected for {', '.join(missing)}; run `traitbasis select` for it first")
-    lm = load_lm(model, device, dtype, threads=threads)
+    lm = load_lm(model, device, _as_before(home / "calibration", dtype), threads=threads)
     made = {}
     with (
         Generator(lm, tasks, as_=as_, turns=turns, seed=seed, max_tokens=max_tokens) as generator,
@@ -166,6 +167,14 @@ def _contexts(path: Path | None) -> list[EvaluationContext]:
     from traitbasis.contexts import read_contexts
 
     return read_contexts(path)
+
+
+def _as_before(folder: Path, dtype: str) -> str:
+    """What is measured to be fastest may change with the machine's load; a run that goes on keeps its dtype."""
+    from traitbasis.sweep import BASELINES, read_cells
+
+    path = folder / f"{BASELINES}.jsonl"
+    return str(read_cells(path)[0]["dtype"]) if dtype == "fastest" and path.is_file() else dtype
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
