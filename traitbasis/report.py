@@ -179,8 +179,8 @@ def rule_in_words(rule: Rule = RULE) -> list[str]:
         f"It makes the tokens of facts in held-back responses at most {rule.fact_cost:g} nats less likely.",
         f"At most {rule.broken:g} more of its turns are broken, and at most {rule.role_flip:g} more speak as the "
         "agent, than unsteered (share).",
-        f"Its turns are on average no more surprising to the unsteered model than {rule.surprise:g} standard "
-        "deviations above the mean of the trait's own positive responses, or than unsteered turns if those are more.",
+        "Its turns are on average no more surprising to the unsteered model than the trait's own positive responses "
+        f"plus {rule.surprise:g} of their standard deviations, or than unsteered turns if those are more.",
         f"Its turns owe at least {rule.relevance:g} times as much to their own instruction as unsteered turns do "
         "(relevance: surprise in another conversation less surprise in its own).",
         f"Its expression is more than {rule.over_random:g} above that of a random direction of its dose and layer.",
