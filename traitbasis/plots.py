@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -29,9 +30,9 @@ _INK, _GROUND = "#1d1c1a", "#fefefd"  # ``svg`` makes them the page's own
 _LAYER = "layer (decoder block, from 0)"
 _DOSE = "dose (added / hidden norm)"
 _MOST_COLUMNS = 4  # of layers; where there are more, a column is a dose
-_SERIES: tuple[dict[str, Any], ...] = (  # colour, marker and line of the nth dose
-    {"color": "#cc79a7", "marker": "s", "linestyle": "--"},
+_SERIES: tuple[dict[str, Any], ...] = (  # colour, marker and line of a dose; the first is measured at most layers
     {"color": STEERED, "marker": "o", "linestyle": "-"},
+    {"color": "#cc79a7", "marker": "s", "linestyle": "--"},
     {"color": "#009e73", "marker": "^", "linestyle": "-."},
     {"color": "#e69f00", "marker": "D", "linestyle": ":"},
 )
@@ -89,16 +90,17 @@ def likelihood_figure(selection: Selection, rule: Rule = RULE) -> Figure:
         ("fact_cost", "fact cost\n(nats / fact token)", rule.fact_cost),
         ("kl", "KL to unsteered\n(nats / token)", None),
     )
-    doses = sorted({at.dose for at in selection.likelihood})
-    styles = {dose: _SERIES[i % len(_SERIES)] for i, dose in enumerate(doses)}
+    layers = Counter(at.dose for at in selection.likelihood)
+    styles = {dose: _SERIES[i % len(_SERIES)] for i, (dose, _) in enumerate(layers.most_common())}
+    doses = sorted(styles)
     for axis, (name, label, line) in zip(axes[:, 0], panels, strict=True):
-        for dose, style in styles.items():
+        for dose in doses:
             points = sorted((at.layer, getattr(at, name)) for at in selection.likelihood if at.dose == dose)
-            axis.plot(*zip(*points, strict=True), **style, markersize=4)
+            axis.plot(*zip(*points, strict=True), **styles[dose], markersize=4)
         if line is not None:
             axis.axhline(line, color=_INK, linestyle=":", linewidth=1)
         axis.set_ylabel(label)
-    handles = [_handle(label=f"dose {dose:g}", **style) for dose, style in styles.items()]
+    handles = [_handle(label=f"dose {dose:g}", **styles[dose]) for dose in doses]
     handles.append(_handle(_INK, "", ":", "no preference; most that facts may cost"))
     _mark_layers(selection, axes[:, 0], handles)
     _finish(figure, axes, _LAYER, handles)
