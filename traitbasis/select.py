@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -232,12 +233,21 @@ class Selector:
         header = {**self.generator.settings, "trait": pair_set.trait, "pairs": vector.provenance.pair_set_hash}
         store = Store(self.folder / f"{pair_set.trait}.jsonl", header)
         done = store.find("selection")
-        wanted: dict[str, Any] = {"layers": self._layers, "doses": list(self._doses), "rule": asdict(self.rule)}
+        wanted: dict[str, Any] = {
+            "layers": self._layers,
+            "candidates": self._candidates,
+            "doses": list(self._doses),
+            "rule": asdict(self.rule),
+        }
+        if self._layers is None:
+            wanted["candidates"] = self._candidates
         if self._judge:
             wanted["judge"] = [self._judge.url, self._judge.model]
         if done is not None and done["wanted"] == wanted:
-            self.progress(self.steps)
-            return read_selection(done["selection"])
+            with suppress(SweepError):  # an earlier version's: its cells are good all the same
+                found = read_selection(done["selection"])
+                self.progress(self.steps)
+                return found
         sides, instruments = self._read(pair_set)
         screening = self._screening(vector, sides, *instruments[pair_set.trait])
         likelihood = self._likelihood(store, pair_set, vector, [(z, LIKELIHOOD_DOSE) for z in self.grid])
@@ -510,7 +520,14 @@ def _rejected(summary: Summary, unsteered: Cell, screening: Screening, rule: Rul
 
 
 def read_selection(values: Mapping[str, Any]) -> Selection:
-    """A Selection out of a file."""
+    """A Selection out of a file. Raises SweepError when it is none of this version."""
+    try:
+        return _selection(values)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SweepError(f"a selection cannot be read ({error}); run `traitbasis select` again") from error
+
+
+def _selection(values: Mapping[str, Any]) -> Selection:
 
     def frozen(value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value

@@ -95,7 +95,7 @@ def select(
 
         cells = {s.trait: read_cells(selector.folder / f"{s.trait}.jsonl")[1] for s in selections}
         shared = read_cells(selector.folder / f"{BASELINES}.jsonl")[1]
-        write_report(report, selections, cells, shared, {p.trait: p for p in pair_sets}, made_by)
+        write_report(report, selections, cells, shared, {p.trait: p for p in pair_sets}, made_by, contexts=tasks)
         out.print("report:", report, soft_wrap=True, markup=False)
 
 
