@@ -233,12 +233,7 @@ class Selector:
         header = {**self.generator.settings, "trait": pair_set.trait, "pairs": vector.provenance.pair_set_hash}
         store = Store(self.folder / f"{pair_set.trait}.jsonl", header)
         done = store.find("selection")
-        wanted: dict[str, Any] = {
-            "layers": self._layers,
-            "candidates": self._candidates,
-            "doses": list(self._doses),
-            "rule": asdict(self.rule),
-        }
+        wanted: dict[str, Any] = {"layers": self._layers, "doses": list(self._doses), "rule": asdict(self.rule)}
         if self._layers is None:
             wanted["candidates"] = self._candidates
         if self._judge:
