@@ -9,7 +9,7 @@ test test-harnesses fuzz check dose-table saturation selection-table vectors ben
 # litellm asks the network for prices at import otherwise.
 test: export LITELLM_LOCAL_MODEL_COST_MAP = True
 
-.PHONY: demo test test-harnesses fuzz check format dose-table saturation selection-table vectors bench soak clean
+.PHONY: demo test test-harnesses fuzz check format dose-table saturation selection-table vectors notebook bench soak clean
 
 demo: $(VENV)/.core
 	$(BIN)/traitbasis demo
@@ -46,10 +46,16 @@ saturation: $(VENV)/.core
 selection-table: $(VENV)/.core
 	$(BIN)/python experiments/selection.py
 
-# The vectors and the basis that ship; a test re-extracts and compares.
+# What ships for the embedded model: vectors, layers and doses, the calibrated basis, leakage. About an hour on 2 cores.
 vectors: $(VENV)/.core
 	$(BIN)/traitbasis extract --trait all
-	$(BIN)/traitbasis basis build
+	$(BIN)/traitbasis select --trait all
+	$(BIN)/traitbasis calibrate
+	$(BIN)/traitbasis basis leakage
+
+# The notebook with the outputs of a full run.
+notebook: $(VENV)/.test
+	$(BIN)/python experiments/execute_notebook.py
 
 # The figures of docs/performance.md: about half an hour for each dtype on one core.
 bench: $(VENV)/.core
