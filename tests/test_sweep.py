@@ -24,7 +24,7 @@ from traitbasis.contexts import EvaluationContext
 from traitbasis.engines.base import Request
 from traitbasis.errors import EngineError, RequestError, SweepError
 from traitbasis.metrics.fidelity import TraitProbe
-from traitbasis.metrics.turns import Instruments
+from traitbasis.metrics.turns import Instruments, stated_facts
 from traitbasis.model import LanguageModel
 from traitbasis.sweep import (
     UNSTEERED,
@@ -216,6 +216,20 @@ def test_a_random_direction_is_a_unit_and_the_same_for_a_layer_and_a_seed() -> N
     cosines = (stacked @ stacked.T - torch.eye(len(made))).abs()
     assert float(cosines.max()) < 0.6, "no two are alike"
     assert abs(float(stacked.sum(1).mean())) < 1, "they point in no direction on average"
+
+
+@pytest.mark.parametrize(
+    ("text", "facts", "share"),
+    [
+        ("order w1 of 4\n May", ["W1", "4 May"], 1.0),
+        ("order W1", ["W1", "4 May"], 0.5),
+        ("STRASSE 5", ["Straße 5"], 1.0),
+        ("nothing", ["W1"], 0.0),
+        ("nothing", [], 1.0),
+    ],
+)
+def test_facts_are_stated_when_they_stand_in_the_text(text: str, facts: list[str], share: float) -> None:
+    assert stated_facts(text, facts) == share
 
 
 # --- a sweep that was killed ------------------------------------------------------------------------------------------
