@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -11,11 +12,14 @@ from transformers import GenerationConfig
 
 from traitbasis.basis import Basis
 from traitbasis.chat import read_messages, render_prompt, tokenize
+from traitbasis.contexts import read_contexts
 from traitbasis.extract import extract
 from traitbasis.metrics.fidelity import TraitProbe, preference
 from traitbasis.model import LanguageModel
 from traitbasis.pairs import PAPER_TRAITS, known_traits, load_pairs, pair_set_hash
+from traitbasis.select import Selector
 from traitbasis.simulator import UserSimulator
+from traitbasis.sweep import Generator
 from traitbasis.trait_vector import TraitVector
 
 SHIPPED = Path(str(resources.files("traitbasis.vectors"))) / "smollm2-135m-instruct"
@@ -94,3 +98,22 @@ def test_no_prompt_tells_the_customer_to_be_a_helpful_assistant(real: LanguageMo
     for as_ in ("user", "assistant"):
         assert "helpful" not in render_prompt(real.tokenizer, read_messages(MESSAGES[1:]), as_)
     assert "helpful" in real.tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+
+
+@pytest.fixture(scope="module")
+def selector(real: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Selector]:
+    """Few short turns at the middle layer, at a usual dose and at ten times as much."""
+    with Generator(real, read_contexts()[:6], turns=6, max_tokens=24) as generator:
+        yield Selector(generator, tmp_path_factory.mktemp("home"), layers=[len(real.layers) // 2], doses=(0.2, 2.0))
+
+
+@pytest.mark.parametrize("trait", ["confusion", "incoherence"])
+def test_a_real_overdose_of_what_looks_like_damage_loses(selector: Selector, trait: str) -> None:
+    """However much the instruments take it for the trait: what is written is damaged, and that is said."""
+    selection = selector.select(load_pairs(trait))
+    usual, over = selection.summaries
+    assert (usual.dose, over.dose) == (0.2, 2.0)
+    assert selection.dose != 2.0
+    damage = {"broken", "surprise", "relevance"}
+    assert damage & set(over.rejected), over
+    assert not damage & set(usual.rejected), usual
