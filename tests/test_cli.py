@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from traitbasis import cli
 from traitbasis.basis import Basis
 from traitbasis.errors import TraitBasisError
-from traitbasis.pairs import known_traits
+from traitbasis.pairs import PAPER_TRAITS
 from traitbasis.trait_vector import TraitVector
 
 
@@ -92,7 +92,7 @@ def test_the_demo_shows_four_ways_and_keeps_its_vectors(folder: Path, here: Path
     output = succeed("demo", "--model", folder)
     assert all(word in output for word in ("unsteered", "impatience", "confusion", "a mix", "dose 0.20", "W4417"))
     kept = sorted((here / "cache" / "vectors" / "tiny-llama").iterdir())
-    assert [path.stem for path in kept] == known_traits()
+    assert [path.stem for path in kept] == list(PAPER_TRAITS)
     before = [path.stat().st_mtime_ns for path in kept]
     assert succeed("demo", "--model", folder) == output
     assert [path.stat().st_mtime_ns for path in kept] == before, "a second run extracts nothing"
