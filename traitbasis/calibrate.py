@@ -25,7 +25,7 @@ from torch import Tensor
 from traitbasis.basis import Basis, Column, CurvePoint
 from traitbasis.errors import SweepError
 from traitbasis.metrics.likelihood import PairLikelihood
-from traitbasis.pairs import PairSet
+from traitbasis.pairs import PairSet, pair_set_hash
 from traitbasis.select import Screening, Selector, bootstrap, gains, mean_gain
 from traitbasis.sweep import UNSTEERED, Cell, Spec, Store
 from traitbasis.trait_vector import TraitVector
@@ -80,11 +80,12 @@ def calibrate(
     doses = sorted(set(doses))
     if not doses or not all(0 < dose <= 10 for dose in doses):
         raise SweepError(f"doses {list(doses)} must be above 0 and at most 10")
-    header = {**generator.settings, "trait": trait, "pairs": vector.provenance.pair_set_hash, "layer": layer}
+    header = {**generator.settings, "trait": trait, "pairs": pair_set_hash(pair_set.pairs), "layer": layer}
     store = Store(selector.folder / f"{trait}-layer-{layer}.jsonl", header)
     costs = _fact_costs(store, selector, pair_set, vector, layer, doses)
-    bearable = [i for i, cost in enumerate(isotonic(costs)) if cost <= limits.fact_cost]
-    doses, costs = doses[: len(bearable) + 1], costs[: len(bearable) + 1]
+    bearable = sum(cost <= limits.fact_cost for cost in isotonic(costs))
+    progress(len(doses[bearable + 1 :]))
+    doses, costs = doses[: bearable + 1], costs[: bearable + 1]
     instruments = selector.instruments(pair_set)
     cells = generator.cells(
         [Spec("steered", trait, layer, dose) for dose in doses],

@@ -149,13 +149,14 @@ def load_model(
     dtype: str = "auto",
     quantize: str | None = None,
     device_map: str | dict[str, Any] | None = None,
+    rows: int = 8,
     say: Callable[[str], None] = lambda message: None,
 ) -> LanguageModel:
     """Load a model by alias, folder or hub id.
 
     device: ``auto`` takes CUDA, then Apple's MPS, then the CPU. dtype: ``auto`` is float32 on the CPU, where results
     are repeatable in any batch (contract 3), and the checkpoint's own elsewhere; ``fastest`` measures on the CPU and
-    takes bfloat16 where that pays (``cpu.faster_dtype``). quantize: ``8bit`` or ``4bit``, by bitsandbytes; a checkpoint
+    takes bfloat16 where that pays (``cpu.faster_dtype``) for products of so many `rows`. quantize: ``8bit`` or ``4bit``, by bitsandbytes; a checkpoint
     that is quantised already loads as it is. device_map: spread the model over devices, as accelerate does; instead of
     `device`.
     Raises ModelError for a model that is not found, cannot be read, or does not verify.
@@ -181,7 +182,7 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(source)
         quantized = quantize is not None or getattr(config, "quantization_config", None) is not None
-        options: dict[str, Any] = {"dtype": _dtype(dtype, target, config, quantized or device_map is not None)}
+        options: dict[str, Any] = {"dtype": _dtype(dtype, target, config, quantized or device_map is not None, rows)}
         if quantize is not None:
             options["quantization_config"] = BitsAndBytesConfig(**{f"load_in_{quantize}": True})
             if dtype == "auto":  # what is not quantised; in float32 activations would be rounded all the same
@@ -292,12 +293,12 @@ def _input_device(model: PreTrainedModel) -> torch.device:
     return torch.device(places[0] if places else "cpu")
 
 
-def _dtype(name: str, target: torch.device, config: Any, placed: bool) -> torch.dtype | str:
+def _dtype(name: str, target: torch.device, config: Any, placed: bool, rows: int) -> torch.dtype | str:
     """The dtype to load in; "auto" is the checkpoint's own."""
     if name == "fastest":
         name = "auto"
         if target.type == "cpu" and not placed:
-            return faster_dtype(config.get_text_config().hidden_size)
+            return faster_dtype(config.get_text_config().hidden_size, rows)
     return DTYPES.get(name, torch.float32 if target.type == "cpu" and not placed else "auto")
 
 

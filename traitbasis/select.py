@@ -230,7 +230,7 @@ class Selector:
         Raises PairError when no pair is held out, SweepError when the files hold a sweep with other settings.
         """
         vector = self.vector(pair_set)
-        header = {**self.generator.settings, "trait": pair_set.trait, "pairs": vector.provenance.pair_set_hash}
+        header = {**self.generator.settings, "trait": pair_set.trait, "pairs": pair_set_hash(pair_set.pairs)}
         store = Store(self.folder / f"{pair_set.trait}.jsonl", header)
         done = store.find("selection")
         wanted: dict[str, Any] = {"layers": self._layers, "doses": list(self._doses), "rule": asdict(self.rule)}
@@ -317,15 +317,17 @@ class Selector:
 
     def _read(self, pair_set: PairSet) -> tuple[Sides, Instruments]:
         trait, reader = pair_set.trait, self.pair_reader
-        wanted = [name for name in REFERENCE_TRAITS if name not in self._sides]
-        for each in (*map(load_pairs, wanted), *([] if trait in REFERENCE_TRAITS else [pair_set])):
-            reader.forget()
-            self._sides[each.trait] = read_sides(reader, each)
-        sides = self._sides[trait]
+        for name in REFERENCE_TRAITS:
+            if name not in self._sides:
+                reader.forget()
+                self._sides[name] = read_sides(reader, load_pairs(name))
+        shipped = trait in REFERENCE_TRAITS and pair_set.pairs == load_pairs(trait).pairs
+        reader.forget()
+        sides = self._sides[trait] if shipped else read_sides(reader, pair_set)
         probe = TraitProbe.from_sides(trait, sides, self.generator.as_)
         classifier = None
         if len(sides.positive["extra"]):
-            known = {name: self._sides[name] for name in sorted({trait, *REFERENCE_TRAITS})}
+            known = dict(sorted({**self._sides, trait: sides}.items()))
             depth = len(self.generator.lm.layers)
             layers = sorted({depth // 2, *range(depth // 3, depth - 1, max(1, depth // 10))})
             classifier = train_classifier(trait, known, layers)
@@ -484,7 +486,8 @@ def agreement(cells: Sequence[Cell], trait: str) -> dict[str, float]:
         for name in INSTRUMENTS
         if all(f"{name}:{trait}" in cell.turns[0].scores for cell in cells)
     }
-    return {f"{a}~{b}": round(rank_correlation(scores[a], scores[b]), 4) for a, b in combinations(scores, 2)}
+    found = {f"{a}~{b}": rank_correlation(scores[a], scores[b]) for a, b in combinations(scores, 2)}
+    return {pair: round(value, 4) for pair, value in found.items() if value == value}  # nan: all alike
 
 
 def bootstrap(values: Tensor, repeats: int = 2000) -> tuple[float, float]:

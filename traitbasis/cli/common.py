@@ -59,6 +59,7 @@ def load_lm(
     quantize: str | None = None,
     device_map: str | None = None,
     threads: int | None = None,
+    rows: int = 8,
 ) -> LanguageModel:
     with err.status("importing torch") as status:
         from traitbasis.cpu import set_threads
@@ -71,7 +72,9 @@ def load_lm(
             if not err.is_terminal:
                 err.print(message, soft_wrap=True, markup=False)
 
-        return load_model(model, device=device, dtype=dtype, quantize=quantize, device_map=device_map, say=say)
+        return load_model(
+            model, device=device, dtype=dtype, quantize=quantize, device_map=device_map, rows=rows, say=say
+        )
 
 
 @contextmanager

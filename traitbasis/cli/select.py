@@ -28,6 +28,8 @@ Folder = Annotated[Path, typer.Option("--out", help="Folder of vectors; everythi
 Doses = Annotated[str, typer.Option(help="Doses to try, with commas: in sizes of the hidden state.")]
 Tokens = Annotated[int, typer.Option(min=8, help="Longest turn, in tokens.")]
 
+_ROWS = 256  # of a typical product: most of the time goes into reading turns, many at once
+
 
 @app.command()
 def select(
@@ -73,7 +75,7 @@ def select(
         raise typer.BadParameter("a judge needs both --judge-url and --judge-model")
     pair_sets, tasks, tried = _pair_sets(trait, pairs), _contexts(contexts), _numbers("--doses", doses, float)
     home = folder / model_slug(model)
-    lm = load_lm(model, device, _as_before(home / "selection", dtype), threads=threads)
+    lm = load_lm(model, device, _as_before(home / "selection", dtype), threads=threads, rows=_ROWS)
     where = {"auto": None, "all": [*range(len(lm.layers))]}
     chosen = where[layers] if layers in where else _numbers("--layers", layers, int)
     with Generator(lm, tasks, as_=as_, turns=turns, seed=seed, max_tokens=max_tokens) as generator:
@@ -135,7 +137,7 @@ def calibrate(
     pair_sets = _pair_sets("" if pairs else ",".join(found) if trait == "all" else trait, pairs)
     if missing := [pair_set.trait for pair_set in pair_sets if pair_set.trait not in found]:
         raise SweepError(f"no layer was selected for {', '.join(missing)}; run `traitbasis select` for it first")
-    lm = load_lm(model, device, _as_before(home / "calibration", dtype), threads=threads)
+    lm = load_lm(model, device, _as_before(home / "calibration", dtype), threads=threads, rows=_ROWS)
     made = {}
     with (
         Generator(lm, tasks, as_=as_, turns=turns, seed=seed, max_tokens=max_tokens) as generator,
