@@ -156,9 +156,9 @@ def load_model(
 
     device: ``auto`` takes CUDA, then Apple's MPS, then the CPU. dtype: ``auto`` is float32 on the CPU, where results
     are repeatable in any batch (contract 3), and the checkpoint's own elsewhere; ``fastest`` measures on the CPU and
-    takes bfloat16 where that pays (``cpu.faster_dtype``) for products of so many `rows`. quantize: ``8bit`` or ``4bit``, by bitsandbytes; a checkpoint
-    that is quantised already loads as it is. device_map: spread the model over devices, as accelerate does; instead of
-    `device`.
+    takes bfloat16 where that pays (``cpu.faster_dtype``) for products of so many `rows`. quantize: ``8bit`` or
+    ``4bit``, by bitsandbytes; a checkpoint that is quantised already loads as it is. device_map: spread the model over
+    devices, as accelerate does; instead of `device`.
     Raises ModelError for a model that is not found, cannot be read, or does not verify.
     """
     if dtype not in ("auto", "fastest", *DTYPES):
