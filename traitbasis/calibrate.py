@@ -146,9 +146,9 @@ def _fact_costs(
     found = {line["dose"]: line["fact_cost"] for line in store.lines if line.get("kind") == "fact_cost"}
     if missing := [dose for dose in doses if dose not in found]:
         pairs = PairLikelihood(selector.pair_reader, pair_set.select("extra") or pair_set.select("heldout"))
-        for dose in missing:
-            cost = float(pairs.measure({layer: vector.at_dose(layer, dose)}).fact_cost.mean())
-            found[dose] = round(cost, 4)
+        measured = pairs.measure_all([{layer: vector.at_dose(layer, dose)} for dose in missing])
+        for dose, likelihood in zip(missing, measured, strict=True):
+            found[dose] = round(float(likelihood.fact_cost.mean()), 4)
             store.append({"kind": "fact_cost", "dose": dose, "fact_cost": found[dose]})
     return [found[dose] for dose in doses]
 

@@ -55,7 +55,7 @@ class Reader:
     def read(
         self,
         turns: Sequence[tuple[Sequence[Turn], str]],
-        additions: Mapping[int, Tensor] | None = None,
+        additions: Mapping[int, Tensor] | Sequence[Mapping[int, Tensor]] | None = None,
         *,
         states: bool = False,
         distributions: bool = False,
@@ -63,8 +63,11 @@ class Reader:
         """Readings of (context, reply), in order.
 
         additions: steer the positions that produce the reply's tokens, from the last prompt position on (contract 4);
-        ``(d_model,)`` float32 by layer. Raises ChatTemplateError for a reply that cannot be found in its rendering.
+        ``(d_model,)`` float32 by layer, for all turns or one mapping a turn. Raises ChatTemplateError for a reply that
+        cannot be found in its rendering.
         """
+        if additions is None or isinstance(additions, Mapping):
+            additions = [additions or {}] * len(turns)
         replies = [tokenize_reply(self.lm.tokenizer, context, text, self.as_) for context, text in turns]
         # One batch begins at one place, which steering begins at. The last prompt position is read with the reply: it
         # produces the first token.
@@ -76,7 +79,8 @@ class Reader:
             rows.sort(key=lambda i: len(replies[i].ids))
             for start in range(0, len(rows), self._batch_size):
                 batch = rows[start : start + self._batch_size]
-                readings = self._read(prefix, [replies[i] for i in batch], additions or {}, states, distributions)
+                added = _by_layer([additions[i] for i in batch])
+                readings = self._read(prefix, [replies[i] for i in batch], added, states, distributions)
                 found.update(zip(batch, readings, strict=True))
         return [found[i] for i in range(len(turns))]
 
@@ -138,3 +142,10 @@ class Reader:
                 self.lm.forward(row, torch.ones_like(row), cache)
             self._prefixes[prefix] = cache
         return copy.deepcopy(self._prefixes[prefix])
+
+
+def _by_layer(rows: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
+    """Additions of several rows, ``(rows, d_model)`` by layer; rows that have none at a layer get zeros there."""
+    layers = sorted({layer for row in rows for layer in row})
+    some = {layer: next(row[layer] for row in rows if layer in row) for layer in layers}
+    return {layer: torch.stack([row.get(layer, torch.zeros_like(some[layer])) for row in rows]) for layer in layers}

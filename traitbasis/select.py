@@ -19,11 +19,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from traitbasis.errors import SweepError
@@ -191,8 +192,12 @@ class Selector:
         self._vectors: dict[str, TraitVector] = {}
         self._sides: dict[str, Sides] = {}
         self.pair_reader = Reader(generator.lm, generator.as_)  # of pairs; the generator's keeps the contexts
-        self._baselines = Store(self.folder / f"{BASELINES}.jsonl", generator.settings)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{BASELINES}.jsonl"
+        with FileLock(f"{path}.lock"):
+            self._baselines = Store(path, generator.settings)
         self._norms: Tensor | None = None
+        self._pairs: tuple[str, PairLikelihood] | None = None
 
     @property
     def grid(self) -> list[int]:
@@ -270,7 +275,7 @@ class Selector:
     def baselines(self, specs: Sequence[Spec], instruments: Instruments) -> list[Cell]:
         """Cells that all traits share, with these instruments' scores."""
         generator = self.generator
-        (plain,) = generator.cells([UNSTEERED], self._baselines, lambda spec: {}, {})
+        (plain,) = self._shared([UNSTEERED], lambda spec: {})
         if self._norms is None:
             read = generator.reader.read(_turns(generator, plain), states=True)
             self._norms = torch.stack([reading.norms for reading in read if reading.norms is not None]).mean(0)
@@ -282,8 +287,16 @@ class Selector:
             direction = random_direction(generator.lm.width, spec.layer, generator.settings["seed"])
             return {spec.layer: spec.dose * norms[spec.layer] * direction}
 
-        cells = generator.cells(specs, self._baselines, addition, {})
+        # What is drawn together must not depend on what was asked for before: a layer's cells are one batch.
+        groups = [list(group) for _, group in groupby(specs, key=lambda spec: spec.layer)]
+        cells = [cell for group in groups for cell in self._shared(group, addition)]
         return [self._scored(cell, instruments) for cell in cells]
+
+    def _shared(self, specs: Sequence[Spec], addition: Callable[[Spec], dict[int, Tensor]]) -> list[Cell]:
+        """Cells that several processes may want at the same time: the first draws them, the others read them."""
+        with FileLock(f"{self._baselines.path}.lock"):
+            self._baselines.reload()
+            return self.generator.cells(specs, self._baselines, addition, {})
 
     def _judged(self, pair_set: PairSet, cells: Sequence[Cell]) -> list[Cell]:
         """Cells with the judge's scores beside the others'; what it gave no readable answer to has none (nan)."""
@@ -362,13 +375,17 @@ class Selector:
         self, store: Store, pair_set: PairSet, vector: TraitVector, points: Sequence[tuple[int, float]]
     ) -> tuple[Likely, ...]:
         """Sieve 2, on pairs that neither the vector nor the probe is made from, where there are such."""
-        found = [Likely(**line["likely"]) for line in store.lines if line.get("kind") == "likelihood"]
-        known = {(likely.layer, likely.dose): likely for likely in found}
+        stored = [Likely(**line["likely"]) for line in store.lines if line.get("kind") == "likelihood"]
+        known = {(likely.layer, likely.dose): likely for likely in stored}
         if missing := [point for point in points if point not in known]:
-            pairs = PairLikelihood(self.pair_reader, pair_set.select("extra") or pair_set.select("heldout"))
-            for z, dose in missing:
-                measured = pairs.measure({z: vector.at_dose(z, dose)})
-                values = (measured.preference, measured.fact_cost, measured.kl)
+            key = pair_set_hash(pair_set.pairs)
+            if self._pairs is None or self._pairs[0] != key:
+                chosen = pair_set.select("extra") or pair_set.select("heldout")
+                self._pairs = key, PairLikelihood(self.pair_reader, chosen)
+            pairs = self._pairs[1]
+            measured = pairs.measure_all([{z: vector.at_dose(z, dose)} for z, dose in missing])
+            for (z, dose), found in zip(missing, measured, strict=True):
+                values = (found.preference, found.fact_cost, found.kl)
                 likely = known[z, dose] = Likely(z, dose, *(round(float(value.mean()), 4) for value in values))
                 store.append({"kind": "likelihood", "likely": asdict(likely)})
         self.progress(len(points))

@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ BASELINES = "baselines"
 Condition = Literal["steered", "unsteered", "random", "prompted"]
 _BATCH = 48  # turns generated together
 _ABSENT = object()
+_PERSONA = "Your manner in every message"
 _GROUP = 12  # cells generated before they are measured and written
 
 
@@ -84,9 +86,14 @@ class Store:
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
+        self._header = dict(header)
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the file again: other processes may have added to it. Without a file it is begun."""
+        path, header = self.path, {"format": FORMAT, **self._header}
         self.lines: list[dict[str, Any]] = []
         self.cells: dict[Spec, Cell] = {}
-        header = {"format": FORMAT, **header}
         if path.is_file():
             found, self.lines, whole = _read_lines(path)
             if found != header:
@@ -160,12 +167,12 @@ class Generator:
         self._engine = TransformersEngine(lm, max_batch=_BATCH, max_queue=10**6)
         self.states: dict[Spec, Tensor] = {}
         self._prompts: dict[tuple[int, str], tuple[int, ...]] = {}
-        # In half precision a prompt read from the prefix cache differs from one that is read anew: all are in it from
-        # the beginning, so that a sweep that goes on draws what one that was never killed draws.
+        # In half precision a prompt read from the prefix cache differs from one that is read anew: what all traits'
+        # prompts share is in it from the beginning, so that nothing depends on what was drawn before.
         try:
-            for number in range(len(contexts)):
-                stops = lm.stop_ids(as_)
-                generate_all(self._engine, [Request(self._prompt(number, ""), 0, Sampling(max_tokens=1), stops)])
+            for number, persona in product(range(len(contexts)), ("", _PERSONA)):
+                prompt, stops = self._prompt(number, persona), lm.stop_ids(as_)
+                generate_all(self._engine, [Request(prompt, 0, Sampling(max_tokens=1), stops)])
         except BaseException:
             self.close()
             raise
@@ -215,15 +222,17 @@ class Generator:
         done: Callable[[int], None] = lambda cells: None,
     ) -> list[Cell]:
         """Cells of all specs: those that the store has, and the others drawn, measured and stored, some at a time."""
-        missing = [spec for spec in specs if spec not in store.cells]
-        done(len(specs) - len(missing))
-        for start in range(0, len(missing), _GROUP):
-            group = missing[start : start + _GROUP]
-            personas = [persona if spec.condition == "prompted" else "" for spec in group]
-            texts = self.draw([addition(spec) for spec in group], personas)
-            for cell in self.measure(group, texts, instruments):
-                store.append(asdict(cell))
-            done(len(group))
+        done(sum(spec in store.cells for spec in specs))
+        for start in range(0, len(specs), _GROUP):
+            group = specs[start : start + _GROUP]
+            missing = [spec for spec in group if spec not in store.cells]
+            if missing:  # in half precision a turn depends on what it is drawn with: then the group is drawn whole
+                drawn = missing if self.lm.exact else group
+                personas = [persona if spec.condition == "prompted" else "" for spec in drawn]
+                texts = dict(zip(drawn, self.draw([addition(spec) for spec in drawn], personas), strict=True))
+                for cell in self.measure(missing, [texts[spec] for spec in missing], instruments):
+                    store.append(asdict(cell))
+                done(len(missing))
         return [store.cells[spec] for spec in specs]
 
     def close(self) -> None:
@@ -255,7 +264,7 @@ def random_direction(width: int, layer: int, seed: int) -> Tensor:
 
 def persona_prompt(pair_set: PairSet) -> str:
     """The trait as a prompt: what an instruction says to a user who is not steered."""
-    return f"Your manner in every message, {pair_set.trait.replace('_', ' ')}: {pair_set.definition}"
+    return f"{_PERSONA}, {pair_set.trait.replace('_', ' ')}: {pair_set.definition}"
 
 
 def read_cells(path: str | Path) -> tuple[dict[str, Any], list[Cell]]:

@@ -11,11 +11,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, app, err, load_lm, out, progress
+from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, app, err, out
+from traitbasis.cli.work import Setup, Work, team
 from traitbasis.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from traitbasis.basis import Basis
+    from torch import Tensor
+
+    from traitbasis.basis import Basis, Column
     from traitbasis.contexts import EvaluationContext
     from traitbasis.pairs import PairSet
     from traitbasis.select import Selection
@@ -26,9 +29,11 @@ Contexts = Annotated[Path | None, typer.Option(help="Evaluation contexts (YAML);
 Seed = Annotated[int, typer.Option(min=0, help="Another sample of turns.")]
 Folder = Annotated[Path, typer.Option("--out", help="Folder of vectors; everything goes to <model>/ in it.")]
 Doses = Annotated[str, typer.Option(help="Doses to try, with commas: in sizes of the hidden state.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes, each with its own model; by default one a core for a small model on a CPU."),
+]
 Tokens = Annotated[int, typer.Option(min=8, help="Longest turn, in tokens.")]
-
-_ROWS = 256  # of a typical product: most of the time goes into reading turns, many at once
 
 
 @app.command()
@@ -47,8 +52,7 @@ def select(
     contexts: Contexts = None,
     report: Annotated[Path | None, typer.Option(help="Write what was found as one HTML file, too.")] = None,
     judge_url: Annotated[
-        str,
-        typer.Option(help="URL of an OpenAI-compatible judge, a third instrument (extra `judge`)."),
+        str, typer.Option(help="URL of an OpenAI-compatible judge, a third instrument (extra `judge`).")
     ] = "",
     judge_model: Annotated[str, typer.Option(help="The judge's model there.")] = "",
     judge_key: Annotated[
@@ -59,6 +63,7 @@ def select(
     device: Device = "auto",
     dtype: Dtype = "fastest",
     threads: Threads = None,
+    jobs: Jobs = None,
 ) -> None:
     """Choose each trait's layer and dose by measurement: expression, facts, damage, on tasks that are in no pair.
 
@@ -66,38 +71,39 @@ def select(
 
     Example: traitbasis select --trait impatience --report impatience.html
     """
-    from traitbasis.metrics.judge import Judge
-    from traitbasis.model import model_slug
-    from traitbasis.select import Selector, save_selections
-    from traitbasis.sweep import Generator
+    from traitbasis.select import save_selections
 
     if bool(judge_url) != bool(judge_model):
         raise typer.BadParameter("a judge needs both --judge-url and --judge-model")
     pair_sets, tasks, tried = _pair_sets(trait, pairs), _contexts(contexts), _numbers("--doses", doses, float)
-    home = folder / model_slug(model)
-    lm = load_lm(model, device, _as_before(home / "selection", dtype), threads=threads, rows=_ROWS)
-    where = {"auto": None, "all": [*range(len(lm.layers))]}
-    chosen = where[layers] if layers in where else _numbers("--layers", layers, int)
-    with Generator(lm, tasks, as_=as_, turns=turns, seed=seed, max_tokens=max_tokens) as generator:
-        cache = home / "selection" / "judge.jsonl"
-        judge = Judge(judge_url, judge_model, judge_key or None, cache=cache) if judge_url else None
-        selector = Selector(generator, home, layers=chosen, candidates=candidates, doses=tried, judge=judge)
-        selections = []
-        with progress("selecting", selector.steps * len(pair_sets)) as selector.progress:
-            for pair_set in pair_sets:
-                selections.append(selector.select(pair_set))
-                _tell(selections[-1])
-        made_by = {**generator.settings, **_versions()}
-    path = save_selections(selections, selector.home / "selection.json", made_by)
-    _print_selections(selections)
+    drawn = {"contexts": tasks, "as_": as_, "turns": turns, "seed": seed, "max_tokens": max_tokens}
+    setup = Setup("selection", model, folder, device, dtype, threads, drawn)
+    with team(setup, jobs, len(pair_sets)) as work:
+        where = {"auto": None, "all": [*range(work.depth)]}
+        options: dict[str, Any] = {
+            "layers": where[layers] if layers in where else _numbers("--layers", layers, int),
+            "candidates": candidates,
+            "doses": tried,
+        }
+        if judge_url:
+            options["judge"] = judge_url, judge_model, judge_key or None
+        selections: dict[str, Selection] = {}
+        for selection in work.each("selecting", _select_one, [(pair_set, options) for pair_set in pair_sets]):
+            selections[selection.trait] = selection
+            _tell(selection)
+        found = [selections[pair_set.trait] for pair_set in pair_sets]
+        made_by = {**work.settings, **_versions()}
+        home = work.home
+    path = save_selections(found, home / "selection.json", made_by)
+    _print_selections(found)
     out.print("saved:", path, soft_wrap=True, markup=False)
     if report:
         from traitbasis.report import write_report
         from traitbasis.sweep import BASELINES, read_cells
 
-        cells = {s.trait: read_cells(selector.folder / f"{s.trait}.jsonl")[1] for s in selections}
-        shared = read_cells(selector.folder / f"{BASELINES}.jsonl")[1]
-        write_report(report, selections, cells, shared, {p.trait: p for p in pair_sets}, made_by, contexts=tasks)
+        cells = {s.trait: read_cells(home / "selection" / f"{s.trait}.jsonl")[1] for s in found}
+        shared = read_cells(home / "selection" / f"{BASELINES}.jsonl")[1]
+        write_report(report, found, cells, shared, {p.trait: p for p in pair_sets}, made_by, contexts=tasks)
         out.print("report:", report, soft_wrap=True, markup=False)
 
 
@@ -116,6 +122,7 @@ def calibrate(
     device: Device = "auto",
     dtype: Dtype = "fastest",
     threads: Threads = None,
+    jobs: Jobs = None,
 ) -> None:
     """Measure what low, medium and high are for each trait at its selected layer, and write the basis.
 
@@ -125,35 +132,52 @@ def calibrate(
     Example: traitbasis select --trait all && traitbasis calibrate
     """
     from traitbasis.basis import Basis
-    from traitbasis.calibrate import calibrate as measure
-    from traitbasis.calibrate import column, with_columns
+    from traitbasis.calibrate import with_columns
     from traitbasis.errors import SweepError
     from traitbasis.model import model_slug
-    from traitbasis.select import Selector, best_layers, read_selection, read_selections
-    from traitbasis.sweep import Generator
+    from traitbasis.select import read_selection, read_selections
 
     home, tasks, tried = folder / model_slug(model), _contexts(contexts), _numbers("--doses", doses, float)
     found = {name: read_selection(values) for name, values in read_selections(home / "selection.json").items()}
     pair_sets = _pair_sets("" if pairs else ",".join(found) if trait == "all" else trait, pairs)
     if missing := [pair_set.trait for pair_set in pair_sets if pair_set.trait not in found]:
         raise SweepError(f"no layer was selected for {', '.join(missing)}; run `traitbasis select` for it first")
-    lm = load_lm(model, device, _as_before(home / "calibration", dtype), threads=threads, rows=_ROWS)
-    made = {}
-    with (
-        Generator(lm, tasks, as_=as_, turns=turns, seed=seed, max_tokens=max_tokens) as generator,
-        progress("calibrating", len(tried) * len(pair_sets)) as advance,
-    ):
-        selector = Selector(generator, home, folder="calibration")
-        for pair_set in pair_sets:
-            selection, vector = found[pair_set.trait], selector.vector(pair_set)
-            layer = best_layers(selection.likelihood, 1)[0] if selection.layer is None else selection.layer
-            levels = measure(selector, pair_set, layer, selection.screening, doses=tried, progress=advance)
-            made[pair_set.trait] = column(levels, vector, layer, selection.steerable), vector.vector[layer]
+    asked = [(pair_set, found[pair_set.trait], tried) for pair_set in pair_sets]
+    drawn = {"contexts": tasks, "as_": as_, "turns": turns, "seed": seed, "max_tokens": max_tokens}
+    with team(Setup("calibration", model, folder, device, dtype, threads, drawn), jobs, len(pair_sets)) as work:
+        columns = work.each("calibrating", _calibrate_one, asked)
+        made = {column.trait: (column, row) for column, row in columns}
     path = home / "basis.safetensors"
-    basis = with_columns(Basis.load(path) if path.is_file() else None, made)
+    basis = with_columns(Basis.load(path) if path.is_file() else None, {p.trait: made[p.trait] for p in pair_sets})
     basis.save(path)
     _print_levels(basis)
     out.print("saved:", path, soft_wrap=True, markup=False)
+
+
+def _select_one(work: Work, pair_set: PairSet, options: dict[str, Any], progress: Callable[[float], None]) -> Selection:
+    from traitbasis.metrics.judge import Judge
+
+    if isinstance(asked := options.get("judge"), tuple):  # a judge itself cannot go to another process
+        options = {**options, "judge": Judge(*asked, cache=work.home / "selection" / "judge.jsonl")}
+    selector = work.selector(**options)
+    selector.progress = lambda done: progress(done / selector.steps)
+    return selector.select(pair_set)
+
+
+def _calibrate_one(
+    work: Work, pair_set: PairSet, selection: Selection, doses: list[float], progress: Callable[[float], None]
+) -> tuple[Column, Tensor]:
+    from traitbasis.calibrate import calibrate as measure
+    from traitbasis.calibrate import column
+    from traitbasis.select import best_layers
+
+    selector = work.selector(folder="calibration")
+    vector = selector.vector(pair_set)
+    layer = best_layers(selection.likelihood, 1)[0] if selection.layer is None else selection.layer
+    levels = measure(
+        selector, pair_set, layer, selection.screening, doses=doses, progress=lambda done: progress(done / len(doses))
+    )
+    return column(levels, vector, layer, selection.steerable), vector.vector[layer]
 
 
 def _pair_sets(traits: str, files: list[Path] | None) -> list[PairSet]:
@@ -169,14 +193,6 @@ def _contexts(path: Path | None) -> list[EvaluationContext]:
     from traitbasis.contexts import read_contexts
 
     return read_contexts(path)
-
-
-def _as_before(folder: Path, dtype: str) -> str:
-    """What is measured to be fastest may change with the machine's load; a run that goes on keeps its dtype."""
-    from traitbasis.sweep import BASELINES, read_cells
-
-    path = folder / f"{BASELINES}.jsonl"
-    return str(read_cells(path)[0]["dtype"]) if dtype == "fastest" and path.is_file() else dtype
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list[Any]:

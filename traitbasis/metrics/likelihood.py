@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from traitbasis.chat import Turn
 from traitbasis.pairs import Pair, fold
 from traitbasis.reading import Reader, Reading
 
@@ -41,31 +42,33 @@ class PairLikelihood:
     def __init__(self, reader: Reader, pairs: Sequence[Pair]) -> None:
         self._reader = reader
         self._pairs = tuple(pairs)
-        self._turns = [(pair.context, text) for pair in pairs for text in (pair.positive, pair.negative)]
-        self._plain = self._read({})
+        self._plain = [reader.read(_sides(pair), distributions=i < _KL_PAIRS) for i, pair in enumerate(self._pairs)]
         self._facts = [
-            fact_tokens(reading, text, self._pairs[i // 2].facts)
-            for i, (reading, (_, text)) in enumerate(zip(self._plain, self._turns, strict=True))
+            [fact_tokens(reading, text, pair.facts) for reading, (_, text) in zip(read, _sides(pair), strict=True)]
+            for pair, read in zip(self._pairs, self._plain, strict=True)
         ]
 
     def measure(self, additions: Mapping[int, Tensor]) -> Likelihood:
         """Steered with `additions`, ``(d_model,)`` float32 by layer; preference is the difference to unsteered."""
-        steered = self._read(additions)
-        change = [now.logprobs - before.logprobs for now, before in zip(steered, self._plain, strict=True)]
-        preference = torch.stack([a.mean() - b.mean() for a, b in zip(change[0::2], change[1::2], strict=True)])
-        lost = [-by_token[facts].mean() for by_token, facts in zip(change, self._facts, strict=True)]
-        kl = [
-            _kl(now, before) for now, before in zip(steered[: 2 * _KL_PAIRS], self._plain[: 2 * _KL_PAIRS], strict=True)
-        ]
-        return Likelihood(
-            preference,
-            (torch.stack(lost[0::2]) + torch.stack(lost[1::2])) / 2,
-            (torch.stack(kl[0::2]) + torch.stack(kl[1::2])) / 2,
-        )
+        return self.measure_all([additions])[0]
 
-    def _read(self, additions: Mapping[int, Tensor]) -> list[Reading]:
-        few, many = self._turns[: 2 * _KL_PAIRS], self._turns[2 * _KL_PAIRS :]
-        return [*self._reader.read(few, additions, distributions=True), *self._reader.read(many, additions)]
+    def measure_all(self, additions: Sequence[Mapping[int, Tensor]]) -> list[Likelihood]:
+        """The same for several, read together: a pair's replies under all of them are one batch."""
+        rows: list[list[tuple[Tensor, Tensor, Tensor | None]]] = [[] for _ in additions]
+        for pair, plain, facts in zip(self._pairs, self._plain, self._facts, strict=True):
+            told = plain[0].distributions is not None
+            turns = [side for _ in additions for side in _sides(pair)]
+            read = self._reader.read(turns, [added for added in additions for _ in range(2)], distributions=told)
+            for n, found in enumerate(rows):
+                found.append(_compare(read[2 * n : 2 * n + 2], plain, facts))
+        return [
+            Likelihood(
+                torch.stack([preference for preference, _, _ in found]),
+                torch.stack([cost for _, cost, _ in found]),
+                torch.stack([kl for _, _, kl in found if kl is not None]),
+            )
+            for found in rows
+        ]
 
 
 def fact_tokens(reading: Reading, text: str, facts: Sequence[str]) -> list[int]:
@@ -85,7 +88,19 @@ def fact_tokens(reading: Reading, text: str, facts: Sequence[str]) -> list[int]:
     return [i for i, (left, right) in enumerate(characters) if any(left < b and a < right for a, b in spans)]
 
 
-def _kl(steered: Reading, plain: Reading) -> Tensor:
-    assert steered.distributions is not None and plain.distributions is not None
-    p, q = steered.distributions, plain.distributions
-    return (p.exp() * (p - q)).sum(-1).mean()
+def _sides(pair: Pair) -> list[tuple[Sequence[Turn], str]]:
+    return [(pair.context, pair.positive), (pair.context, pair.negative)]
+
+
+def _compare(
+    steered: Sequence[Reading], plain: Sequence[Reading], facts: Sequence[list[int]]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Preference, fact cost and KL of one pair, whose positive side comes first."""
+    change = [now.logprobs - before.logprobs for now, before in zip(steered, plain, strict=True)]
+    cost = torch.stack([-by_token[tokens].mean() for by_token, tokens in zip(change, facts, strict=True)]).mean()
+    kl = [
+        (now.distributions.exp() * (now.distributions - before.distributions)).sum(-1).mean()
+        for now, before in zip(steered, plain, strict=True)
+        if now.distributions is not None and before.distributions is not None
+    ]
+    return change[0].mean() - change[1].mean(), cost, torch.stack(kl).mean() if kl else None
