@@ -388,7 +388,7 @@ def _sweep_text(selection: Selection, columns: Sequence[Any], by_dose: bool) -> 
     over = f"by dose, a column for each of layers {_list(columns)}" if by_dose else "by layer, a column for each dose"
     chosen = [s for s in selection.summaries if (s.layer, s.dose) == (selection.layer, selection.dose)]
     shown = chosen[0] if chosen else max(selection.summaries, key=lambda summary: summary.gain)
-    word = "The choice" if chosen else "Nothing was chosen; the clearest"
+    word = "The choice" if chosen else "None keeps the floors; the clearest"
     rejected = sum(bool(summary.rejected) for summary in selection.summaries)
     random = max((summary.gain for summary in selection.random), default=None)
     return (

@@ -185,8 +185,9 @@ def rule_in_words(rule: Rule = RULE) -> list[str]:
         "(relevance: surprise in another conversation less surprise in its own).",
         f"Its expression is more than {rule.over_random:g} above that of a random direction of its dose and layer.",
         "Of the cells that keep all floors, those within one standard error of the clearest expression count as equal; "
-        "of them the one that costs the facts least is chosen. If no cell keeps the floors, or the trait does not "
-        "screen, it is not steerable on this model.",
+        "of them the one that costs the facts least is chosen. If no cell keeps the floors, but some fail in nothing "
+        "but facts, the layer of the one with the most expression for its fact cost is taken, with the dose that the "
+        "facts bear there. Otherwise, or if the trait does not screen, it is not steerable on this model.",
     ]
 
 

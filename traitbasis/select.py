@@ -8,9 +8,10 @@ random direction of the same dose.
 
 The rule (``Rule``) first throws out what is damaged or loses facts, by floors fixed beforehand. Of what is left, all
 that is within one standard error of the clearest expression counts as equally clear, and of those the one is taken that
-costs the facts least. Confusion and incoherence look like the damage of an overdose; what tells them apart is that the
-trait's own positive responses, written by people, set how surprising a turn may be, and that a damaged turn loses its
-facts and has nothing to do with its instruction.
+costs the facts least. Where nothing is left, but something fails in nothing but facts, its layer is taken with the
+dose that the facts bear: then the trait is there and weak. Confusion and incoherence look like the damage of an
+overdose; what tells them apart is that the trait's own positive responses, written by people, set how surprising a turn
+may be, and that a damaged turn loses its facts and has nothing to do with its instruction.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from traitbasis.trait_vector import TraitVector
 REFERENCE_TRAITS = PAPER_TRAITS
 DOSES = (0.1, 0.2, 0.3)
 LIKELIHOOD_DOSE = 0.2
+_FREE = 0.01  # nats; a smaller fact cost counts as this
 Progress = Callable[[int], None]
 
 
@@ -393,9 +395,11 @@ class Selector:
 
 
 def best_layers(likelihood: Sequence[Likely], n: int, rule: Rule = RULE) -> list[int]:
-    """The `n` layers, in order, where a dose raises the preference most; those that cost too many facts come last."""
+    """The `n` layers, in order, where the preference rises most by a dose that the facts bear.
+
+    That is the dose tried where it costs no more than the rule allows, else so much less in proportion."""
     alike = [at for at in likelihood if at.dose == LIKELIHOOD_DOSE]
-    order = sorted(alike, key=lambda at: (at.fact_cost > rule.fact_cost, -at.preference))
+    order = sorted(alike, key=lambda at: -at.preference * min(1.0, rule.fact_cost / max(at.fact_cost, _FREE)))
     return sorted(at.layer for at in order[:n])
 
 
@@ -421,25 +425,29 @@ def choose(
             summary = replace(summary, fact_cost=found.fact_cost, kl=found.kl)
         summaries.append(replace(summary, rejected=_rejected(summary, unsteered, screening, rule)))
     best = clearest([summary for summary in summaries if not summary.rejected])
-    reason = ""
+    dose, reason, failure = best.dose if best else None, "the clearest expression of what keeps the floors", ""
+    if best is None and (costly := _costly(summaries)):
+        best, dose = costly, _bearable(costly, rule)
+        reason = (
+            f"shows only at the cost of facts ({costly.gain:+.2f} at layer {costly.layer}, dose {costly.dose:g}, which "
+            f"fails in {', '.join(costly.rejected)}); a dose of {dose:g} is what the facts bear there"
+        )
     peak = max(screening.auc)
     if peak < rule.auc:
-        reason = f"held-back pairs are not told apart at any layer (AUC {peak:.2f}, at least {rule.auc})"
+        failure = f"held-back pairs are not told apart at any layer (AUC {peak:.2f}, at least {rule.auc})"
     elif not max(screening.agreement) >= rule.agreement:  # one pair: nan
-        reason = f"the pairs do not agree on a direction (mean cosine {max(screening.agreement):.2f})"
+        failure = f"the pairs do not agree on a direction (mean cosine {max(screening.agreement):.2f})"
     elif best is None:
         most = max(summaries, key=lambda summary: summary.gain)
-        reason = (
+        failure = (
             f"no layer and dose keeps the floors; the clearest expression ({most.gain:+.2f}, layer {most.layer}, dose "
             f"{most.dose:g}) fails in {', '.join(most.rejected)}"
         )
-    if reason:
-        best = None
     return Selection(
         trait,
-        best.layer if best else None,
-        best.dose if best else None,
-        reason or "the clearest expression of what keeps the floors",
+        best.layer if best and not failure else None,
+        dose if best and not failure else None,
+        failure or reason,
         screening,
         tuple(likelihood),
         tuple(summaries),
@@ -447,6 +455,17 @@ def choose(
         tuple(at.values()),
         agreement([unsteered, *control, *cells, prompted], trait),
     )
+
+
+def _costly(summaries: Sequence[Summary]) -> Summary | None:
+    """Of the cells that fail in nothing but facts, the one with the most expression for what it costs them."""
+    only = [s for s in summaries if s.fact_cost is not None and set(s.rejected) <= {"facts", "fact_cost"}]
+    return max(only, key=lambda s: s.gain / max(s.fact_cost or 0.0, _FREE), default=None)
+
+
+def _bearable(summary: Summary, rule: Rule) -> float:
+    """The dose at which a cell's fact cost would be the rule's, if it grew in proportion; at most its own."""
+    return round(summary.dose * min(1.0, rule.fact_cost / max(summary.fact_cost or 0.0, _FREE)), 3)
 
 
 def clearest(summaries: Sequence[Summary]) -> Summary | None:

@@ -219,6 +219,8 @@ def _print_selections(selections: list[Selection]) -> None:
         cells = (
             [f"{chosen.layer}", f"{chosen.dose:g}", f"{chosen.gain:+.2f} [{chosen.low:+.2f}, {chosen.high:+.2f}]"]
             if chosen
+            else [f"{selection.layer}", f"{selection.dose:g}", "[yellow]costs facts[/yellow]"]
+            if selection.steerable
             else ["", "", "[yellow]not steerable[/yellow]"]
         )
         lead = f"{chosen.over_random:+.2f}" if chosen and chosen.over_random is not None else ""
