@@ -382,10 +382,22 @@ def opposed(turn: SweptTurn) -> SweptTurn:
     return replace(turn, scores={k: -v if k.startswith("classifier") else v for k, v in turn.scores.items()})
 
 
-def test_the_layers_where_the_preference_rises_most_are_candidates() -> None:
+def test_the_layers_where_the_preference_rises_most_for_what_facts_bear_are_candidates() -> None:
+    """Layer 2 costs 0.9 where 0.25 is allowed: of its 0.9, a quarter counts."""
     made = [Likely(z, 0.2, p, c, 0.1) for z, p, c in ((1, 0.5, 0.0), (2, 0.9, 0.9), (3, 0.1, 0.1), (4, 0.3, 0.2))]
     made += [Likely(3, 0.3, 9.0, 0.0, 0.1)]  # another dose is not compared
-    assert [best_layers(made, n) for n in (1, 2, 3, 4, 9)] == [[1], [1, 4], [1, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]]
+    assert [best_layers(made, n) for n in (1, 2, 3, 4, 9)] == [[1], [1, 4], [1, 2, 4], [1, 2, 3, 4], [1, 2, 3, 4]]
+
+
+def test_what_shows_only_at_the_cost_of_facts_gets_the_dose_that_facts_bear() -> None:
+    """Of two that fail in facts alone, the one with more expression for its cost; a broken one is no candidate."""
+    cells = [cell(1, 0.2, 0.8), cell(2, 0.2, 0.6), cell(3, 0.2, 0.9, broken=1.0)]
+    costs = [Likely(1, 0.2, 0.1, 1.0, 0.3), Likely(2, 0.2, 0.1, 0.5, 0.3), Likely(3, 0.2, 0.1, 0.01, 0.3)]
+    selection = choice(*cells, likelihood=costs)
+    assert rejected(selection) == [("fact_cost",), ("fact_cost",), ("broken",)]
+    assert chosen(selection) == (2, pytest.approx(0.2 * RULE.fact_cost / 0.5)) and selection.steerable
+    assert "only at the cost of facts" in selection.reason and "layer 2" in selection.reason
+    assert chosen(choice(cells[2], likelihood=costs)) == (None, None)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
