@@ -16,8 +16,10 @@ share is taken off. Fact cost: ``metrics/likelihood.py``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ from torch import Tensor
 from traitbasis.basis import Basis, Column, CurvePoint
 from traitbasis.errors import SweepError
 from traitbasis.metrics.likelihood import PairLikelihood
-from traitbasis.pairs import PairSet, pair_set_hash
+from traitbasis.pairs import PairSet, file_hash
 from traitbasis.select import Screening, Selector, bootstrap, gains, mean_gain
 from traitbasis.sweep import UNSTEERED, Cell, Spec, Store
 from traitbasis.trait_vector import TraitVector
@@ -50,7 +52,8 @@ LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Levels:
-    """Doses of the levels and the limit, and the measured curve. capped: nothing on the curve passed the limit."""
+    """Doses of the levels and the limit, and the measured curve. capped: nothing on the curve passed the limit. rises:
+    expression is above unsteered at low, and rises to medium and to high."""
 
     low: float
     medium: float
@@ -59,6 +62,7 @@ class Levels:
     curve: tuple[CurvePoint, ...]
     fact_cost: tuple[float, ...]
     capped: bool
+    rises: bool = True
 
 
 def calibrate(
@@ -80,7 +84,7 @@ def calibrate(
     doses = sorted(set(doses))
     if not doses or not all(0 < dose <= 10 for dose in doses):
         raise SweepError(f"doses {list(doses)} must be above 0 and at most 10")
-    header = {**generator.settings, "trait": trait, "pairs": pair_set_hash(pair_set.pairs), "layer": layer}
+    header = {**generator.settings, "trait": trait, "pairs": file_hash(pair_set), "layer": layer}
     store = Store(selector.folder / f"{trait}-layer-{layer}.jsonl", header)
     costs = _fact_costs(store, selector, pair_set, vector, layer, doses)
     bearable = sum(cost <= limits.fact_cost for cost in isotonic(costs))
@@ -163,14 +167,18 @@ def read_levels(
 ) -> Levels:
     """Levels from a measured curve; everything by rising dose. gains: expression above unsteered, ``(turns,)`` a dose.
 
-    Below the smallest dose the curves are taken to fall straight to nothing. Raises SweepError when no room is left.
+    Below the smallest dose the curves are taken to fall straight to nothing. Raises SweepError when no room is left, or
+    something measured is no number.
     """
-    expression = isotonic([float(gain.mean()) for gain in gains])
+    means = [float(gain.mean()) for gain in gains]
+    if not all(map(math.isfinite, [*means, *damage, *fact_cost])):
+        raise SweepError("something on the curve was not measured (nan); calibrate on other contexts or pairs")
+    expression = isotonic(means)
     broken, cost = isotonic(damage), isotonic(fact_cost)
     curve = []
     for i, dose in enumerate(doses):
         low, high = bootstrap(gains[i])
-        shift = expression[i] - float(gains[i].mean())
+        shift = expression[i] - means[i]
         curve.append(
             CurvePoint(*(round(v, 4) for v in (dose, expression[i], low + shift, high + shift, facts[i], broken[i])))
         )
@@ -186,7 +194,17 @@ def read_levels(
     low, medium, high, limit = (round(value, 6) for value in (low, medium, high, limit))
     if not 0 < low < medium < high:
         raise SweepError(f"a dose of {doses[0]:g} is far beyond the limit; begin with a smaller one")
-    return Levels(low, medium, high, limit, tuple(curve), tuple(fact_cost), capped=limit >= round(doses[-1], 6))
+    shown = [0.0, *(at(doses, expression, dose) for dose in (low, medium, high))]
+    return Levels(
+        low,
+        medium,
+        high,
+        limit,
+        tuple(curve),
+        tuple(fact_cost),
+        capped=limit >= round(doses[-1], 6),
+        rises=all(a < b for a, b in pairwise(shown)),
+    )
 
 
 def isotonic(values: Sequence[float]) -> list[float]:

@@ -236,6 +236,11 @@ def pair_set_hash(pairs: Iterable[Pair]) -> str:
     return hashlib.sha256(json.dumps(content, ensure_ascii=True).encode()).hexdigest()
 
 
+def file_hash(pair_set: PairSet) -> str:
+    """SHA-256 over everything a pair file says: what was measured with one version of it is not the next one's."""
+    return hashlib.sha256(pair_set.model_dump_json().encode()).hexdigest()
+
+
 def lexical_shortcuts(pairs: Sequence[Pair], threshold: float = 0.4) -> dict[str, float]:
     """Words or marks that tell the two sides apart on their own.
 

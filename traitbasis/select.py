@@ -17,6 +17,8 @@ may be, and that a damaged turn loses its facts and has nothing to do with its i
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -28,6 +30,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
+from traitbasis.chat import As
 from traitbasis.errors import SweepError
 from traitbasis.extract import extract
 from traitbasis.metrics.classifier import TraitClassifier, train_classifier
@@ -36,7 +39,8 @@ from traitbasis.metrics.instruments import rank_correlation
 from traitbasis.metrics.judge import Judge
 from traitbasis.metrics.likelihood import PairLikelihood
 from traitbasis.metrics.turns import INSTRUMENTS, Instruments, expression
-from traitbasis.pairs import PAPER_TRAITS, PairSet, load_pairs, pair_set_hash
+from traitbasis.model import LanguageModel
+from traitbasis.pairs import PAPER_TRAITS, PairSet, file_hash, load_pairs, pair_set_hash
 from traitbasis.reading import Reader
 from traitbasis.sweep import (
     BASELINES,
@@ -50,6 +54,8 @@ from traitbasis.sweep import (
     random_direction,
 )
 from traitbasis.trait_vector import TraitVector
+
+logger = logging.getLogger("traitbasis.select")
 
 # What a classifier learns to tell a trait from, whichever traits are asked for: results must not depend on company.
 REFERENCE_TRAITS = PAPER_TRAITS
@@ -222,12 +228,11 @@ class Selector:
         lm, as_, path = self.generator.lm, self.generator.as_, self.home / f"{pair_set.trait}.safetensors"
         if pair_set.trait not in self._vectors:
             found = TraitVector.load(path) if path.is_file() else None
-            wanted = (lm.fingerprint, lm.template_hash, as_, pair_set_hash(pair_set.for_extraction()))
-            made = found and found.provenance
-            if not made or wanted != (made.model_fingerprint, made.template_hash, made.as_, made.pair_set_hash):
+            if found is None or not _made_from(found, lm, pair_set, as_):
+                if found is not None:
+                    logger.warning("%s was made from other pairs or on another model; it is extracted again", path)
                 found = extract(lm, pair_set, as_=as_)
                 found.save(path)
-            assert found is not None
             self._vectors[pair_set.trait] = found
         return self._vectors[pair_set.trait]
 
@@ -236,8 +241,13 @@ class Selector:
 
         Raises PairError when no pair is held out, SweepError when the files hold a sweep with other settings.
         """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / f"{pair_set.trait}.lock"):  # whoever comes second finds the work done
+            return self._select(pair_set)
+
+    def _select(self, pair_set: PairSet) -> Selection:
         vector = self.vector(pair_set)
-        header = {**self.generator.settings, "trait": pair_set.trait, "pairs": pair_set_hash(pair_set.pairs)}
+        header = {**self.generator.settings, "trait": pair_set.trait, "pairs": file_hash(pair_set)}
         store = Store(self.folder / f"{pair_set.trait}.jsonl", header)
         done = store.find("selection")
         wanted: dict[str, Any] = {"layers": self._layers, "doses": list(self._doses), "rule": asdict(self.rule)}
@@ -245,9 +255,9 @@ class Selector:
             wanted["candidates"] = self._candidates
         if self._judge:
             wanted["judge"] = [self._judge.url, self._judge.model]
-        if done is not None and done["wanted"] == wanted:
+        if done is not None and done.get("wanted") == wanted:
             with suppress(SweepError):  # an earlier version's: its cells are good all the same
-                found = read_selection(done["selection"])
+                found = read_selection(done.get("selection", {}))
                 self.progress(self.steps)
                 return found
         sides, instruments = self._read(pair_set)
@@ -380,7 +390,7 @@ class Selector:
         stored = [Likely(**line["likely"]) for line in store.lines if line.get("kind") == "likelihood"]
         known = {(likely.layer, likely.dose): likely for likely in stored}
         if missing := [point for point in points if point not in known]:
-            key = pair_set_hash(pair_set.pairs)
+            key = file_hash(pair_set)
             if self._pairs is None or self._pairs[0] != key:
                 chosen = pair_set.select("extra") or pair_set.select("heldout")
                 self._pairs = key, PairLikelihood(self.pair_reader, chosen)
@@ -427,7 +437,7 @@ def choose(
     best = clearest([summary for summary in summaries if not summary.rejected])
     dose, reason, failure = best.dose if best else None, "the clearest expression of what keeps the floors", ""
     if best is None and (costly := _costly(summaries)):
-        best, dose = costly, _bearable(costly, rule)
+        best, dose = costly, _bearable(costly, summaries, rule)
         reason = (
             f"shows only at the cost of facts ({costly.gain:+.2f} at layer {costly.layer}, dose {costly.dose:g}, which "
             f"fails in {', '.join(costly.rejected)}); a dose of {dose:g} is what the facts bear there"
@@ -463,9 +473,18 @@ def _costly(summaries: Sequence[Summary]) -> Summary | None:
     return max(only, key=lambda s: s.gain / max(s.fact_cost or 0.0, _FREE), default=None)
 
 
-def _bearable(summary: Summary, rule: Rule) -> float:
-    """The dose at which a cell's fact cost would be the rule's, if it grew in proportion; at most its own."""
-    return round(summary.dose * min(1.0, rule.fact_cost / max(summary.fact_cost or 0.0, _FREE)), 3)
+def _bearable(costly: Summary, summaries: Sequence[Summary], rule: Rule) -> float:
+    """A dose at a costly cell's layer that keeps the facts.
+
+    Where turns lost facts, the largest smaller one that was seen to keep them, or half the smallest that was tried; and
+    at most the one at which the fact cost would be the rule's, if it grew in proportion.
+    """
+    dose = costly.dose * min(1.0, rule.fact_cost / max(costly.fact_cost or 0.0, _FREE))
+    if "facts" in costly.rejected:
+        below = [s for s in summaries if s.layer == costly.layer and s.dose <= costly.dose]
+        kept = [s.dose for s in below if not {"facts", "fact_cost"} & set(s.rejected)]
+        dose = min(dose, max(kept, default=min(s.dose for s in below) / 2))
+    return round(dose, 3)
 
 
 def clearest(summaries: Sequence[Summary]) -> Summary | None:
@@ -540,17 +559,17 @@ def _rejected(summary: Summary, unsteered: Cell, screening: Screening, rule: Rul
         return float(unsteered.scores(name).mean())
 
     ceiling = max(screening.surprise[0] + rule.surprise * screening.surprise[1], plain("surprise"))
-    failed = {
-        "expression": summary.low <= 0,
-        "facts": summary.facts_change[1] < 0,
-        "fact_cost": summary.fact_cost is not None and summary.fact_cost > rule.fact_cost,
-        "broken": summary.broken > plain("broken") + rule.broken,
-        "role_flip": summary.role_flip > plain("role_flip") + rule.role_flip,
-        "surprise": summary.surprise > ceiling,
-        "relevance": summary.relevance < rule.relevance * plain("relevance"),
-        "over_random": summary.over_random is not None and summary.over_random <= rule.over_random,
+    kept = {  # what is not a number keeps no floor
+        "expression": summary.low > 0,
+        "facts": summary.facts_change[1] >= 0,
+        "fact_cost": summary.fact_cost is None or summary.fact_cost <= rule.fact_cost,
+        "broken": summary.broken <= plain("broken") + rule.broken,
+        "role_flip": summary.role_flip <= plain("role_flip") + rule.role_flip,
+        "surprise": summary.surprise <= ceiling,
+        "relevance": summary.relevance >= rule.relevance * plain("relevance"),
+        "over_random": summary.over_random is None or summary.over_random > rule.over_random,
     }
-    return tuple(name for name, bad in failed.items() if bad)
+    return tuple(name for name, good in kept.items() if not good)
 
 
 def read_selection(values: Mapping[str, Any]) -> Selection:
@@ -569,7 +588,7 @@ def _selection(values: Mapping[str, Any]) -> Selection:
     screening: dict[str, Any] = {name: frozen(value) for name, value in values["screening"].items()}
     return Selection(
         **{
-            **values,
+            **{name: value for name, value in values.items() if name != "made_by"},
             "screening": Screening(**screening),
             "likelihood": tuple(Likely(**likely) for likely in values["likelihood"]),
             "summaries": tuple(_summary(summary) for summary in values["summaries"]),
@@ -579,35 +598,55 @@ def _selection(values: Mapping[str, Any]) -> Selection:
     )
 
 
-def save_selections(selections: Sequence[Selection], path: str | Path, made_by: Mapping[str, Any]) -> Path:
-    """Write choices as JSON, beside those of other traits that are there already and were made alike."""
+def save_selections(
+    selections: Sequence[Selection], path: str | Path, made_by: Mapping[str, Mapping[str, Any]]
+) -> Path:
+    """Write choices as JSON, beside those of other traits that are there already. made_by: of each trait, what it was
+    measured with."""
     path = Path(path)
-    traits: dict[str, Any] = {}
-    if path.is_file():
-        traits = read_selections(path)
-    traits |= {selection.trait: asdict(selection) for selection in selections}
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    content = {"format": "traitbasis.selection/1", "made_by": dict(made_by), "traits": dict(sorted(traits.items()))}
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        traits = read_selections(path) if path.is_file() else {}
+        for selection in selections:
+            traits[selection.trait] = {**asdict(selection), "made_by": dict(made_by[selection.trait])}
+        temporary = path.with_name(f".{path.name}-{os.getpid()}")
+        content = {"format": "traitbasis.selection/1", "traits": dict(sorted(traits.items()))}
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
     return path
 
 
-def read_selections(path: str | Path) -> dict[str, Any]:
+def read_selections(path: str | Path) -> dict[str, dict[str, Any]]:
     """What ``save_selections`` wrote, by trait. Raises SweepError when it is none."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         if content["format"] != "traitbasis.selection/1":
-            raise SweepError(f"{path} is no selection of this version")
-        traits: dict[str, Any] = content["traits"]
+            raise SweepError(f"{path} is no selection of this version; delete it and run `traitbasis select` again")
+        traits: dict[str, dict[str, Any]] = content["traits"]
+        if not isinstance(traits, dict) or not all(isinstance(values, dict) for values in traits.values()):
+            raise TypeError("its traits are no objects")
+    except FileNotFoundError as error:
+        raise SweepError(f"no selection at {path}; make it with: traitbasis select") from error
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise SweepError(f"cannot read {path}: {error}; make it with: traitbasis select") from error
+        raise SweepError(f"{path} is damaged ({error}); delete it and run `traitbasis select` again") from error
     return traits
 
 
 def _summary(values: Mapping[str, Any]) -> Summary:
     return Summary(**{**values, "rejected": tuple(values["rejected"]), "facts_change": tuple(values["facts_change"])})
+
+
+def _made_from(vector: TraitVector, lm: LanguageModel, pair_set: PairSet, as_: As) -> bool:
+    """Whether a vector was made on this model from pairs of this set that are not held out, however many."""
+    made = vector.provenance
+    pairs = {pair.id: pair for pair in pair_set.select("default", "extra")}
+    known = [pairs[name] for name in made.pair_ids if name in pairs]
+    return (made.model_fingerprint, made.template_hash, made.as_, made.pair_set_hash) == (
+        lm.fingerprint,
+        lm.template_hash,
+        as_,
+        pair_set_hash(known),
+    )
 
 
 def _turns(generator: Generator, cell: Cell) -> list[tuple[Any, str]]:

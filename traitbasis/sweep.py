@@ -100,8 +100,8 @@ class Store:
                 keys = found.keys() | header.keys()
                 different = sorted(key for key in keys if found.get(key, _ABSENT) != header.get(key, _ABSENT))
                 raise SweepError(
-                    f"{path} holds a sweep with other settings ({', '.join(different)}); delete it, or write elsewhere "
-                    "with --out"
+                    f"{path} holds a sweep with other settings ({', '.join(different)}); delete the folder "
+                    f"{path.parent}, or write elsewhere with --out"
                 )
             if whole < path.stat().st_size:
                 os.truncate(path, whole)
@@ -284,7 +284,10 @@ def _read_lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
         lines = [json.loads(line) for line in data[:whole].decode("utf-8").split("\n")[:-1]]
         if lines[0]["format"] != FORMAT:
             raise SweepError(f"{path} is no sweep of this version (its format is {lines[0]['format']!r})")
-    except (ValueError, LookupError, TypeError) as error:
+        for line in lines:
+            if "condition" in line:
+                _cell(line)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise SweepError(f"{path} is no sweep, or damaged ({error}); delete it and sweep again") from error
     return lines[0], lines[1:], whole
 

@@ -71,11 +71,16 @@ def select(
 
     Example: traitbasis select --trait impatience --report impatience.html
     """
-    from traitbasis.select import save_selections
+    from traitbasis.errors import PairError
+    from traitbasis.pairs import file_hash
+    from traitbasis.select import read_selections, save_selections
 
     if bool(judge_url) != bool(judge_model):
         raise typer.BadParameter("a judge needs both --judge-url and --judge-model")
     pair_sets, tasks, tried = _pair_sets(trait, pairs), _contexts(contexts), _numbers("--doses", doses, float)
+    for pair_set in pair_sets:
+        if not pair_set.select("heldout"):
+            raise PairError(f"{pair_set.trait}: no pair is marked 'use: heldout'; nothing independent can measure it")
     drawn = {"contexts": tasks, "as_": as_, "turns": turns, "seed": seed, "max_tokens": max_tokens}
     setup = Setup("selection", model, folder, device, dtype, threads, drawn)
     with team(setup, jobs, len(pair_sets)) as work:
@@ -87,14 +92,17 @@ def select(
         }
         if judge_url:
             options["judge"] = judge_url, judge_model, judge_key or None
+        home, made_by = work.home, {**work.settings, **_versions()}
+        path = home / "selection.json"
+        if path.is_file():
+            read_selections(path)  # complain before the work
+        by_trait = {pair_set.trait: {**made_by, "pairs": file_hash(pair_set)} for pair_set in pair_sets}
         selections: dict[str, Selection] = {}
         for selection in work.each("selecting", _select_one, [(pair_set, options) for pair_set in pair_sets]):
             selections[selection.trait] = selection
+            save_selections([selection], path, by_trait)
             _tell(selection)
-        found = [selections[pair_set.trait] for pair_set in pair_sets]
-        made_by = {**work.settings, **_versions()}
-        home = work.home
-    path = save_selections(found, home / "selection.json", made_by)
+    found = [selections[pair_set.trait] for pair_set in pair_sets]
     _print_selections(found)
     out.print("saved:", path, soft_wrap=True, markup=False)
     if report:
@@ -131,26 +139,45 @@ def calibrate(
 
     Example: traitbasis select --trait all && traitbasis calibrate
     """
+    from filelock import FileLock
+
     from traitbasis.basis import Basis
     from traitbasis.calibrate import with_columns
     from traitbasis.errors import SweepError
     from traitbasis.model import model_slug
+    from traitbasis.pairs import file_hash, known_traits
     from traitbasis.select import read_selection, read_selections
 
     home, tasks, tried = folder / model_slug(model), _contexts(contexts), _numbers("--doses", doses, float)
-    found = {name: read_selection(values) for name, values in read_selections(home / "selection.json").items()}
-    pair_sets = _pair_sets("" if pairs else ",".join(found) if trait == "all" else trait, pairs)
-    if missing := [pair_set.trait for pair_set in pair_sets if pair_set.trait not in found]:
-        raise SweepError(f"no layer was selected for {', '.join(missing)}; run `traitbasis select` for it first")
-    asked = [(pair_set, found[pair_set.trait], tried) for pair_set in pair_sets]
+    chosen = read_selections(home / "selection.json")
+    if trait == "all" and not pairs:
+        if own := sorted(chosen.keys() - set(known_traits())):
+            err.print(f"[yellow]left alone: {escape(', '.join(own))}; give their files with --pairs[/yellow]")
+        trait = ",".join(sorted(chosen.keys() & set(known_traits())))
+    pair_sets = _pair_sets("" if pairs else trait, pairs)
+    for pair_set in pair_sets:
+        if pair_set.trait not in chosen:
+            raise SweepError(f"no layer was selected for {pair_set.trait}; run `traitbasis select` for it first")
+        if chosen[pair_set.trait].get("made_by", {}).get("pairs") != file_hash(pair_set):
+            raise SweepError(f"the pairs of {pair_set.trait} have changed since its selection; run `traitbasis select`")
+    asked = [(pair_set, read_selection(chosen[pair_set.trait]), tried) for pair_set in pair_sets]
     drawn = {"contexts": tasks, "as_": as_, "turns": turns, "seed": seed, "max_tokens": max_tokens}
     with team(Setup("calibration", model, folder, device, dtype, threads, drawn), jobs, len(pair_sets)) as work:
-        columns = work.each("calibrating", _calibrate_one, asked)
-        made = {column.trait: (column, row) for column, row in columns}
+        for name in (pair_set.trait for pair_set in pair_sets):
+            if (made_on := chosen[name]["made_by"].get("model_fingerprint")) != work.settings["model_fingerprint"]:
+                raise SweepError(
+                    f"{name} was selected on another model (fingerprint {made_on}, and this is "
+                    f"{work.settings['model_fingerprint']}); run `traitbasis select` on this one"
+                )
+        made = {
+            found.trait: (found, row, notes) for found, row, notes in work.each("calibrating", _calibrate_one, asked)
+        }
     path = home / "basis.safetensors"
-    basis = with_columns(Basis.load(path) if path.is_file() else None, {p.trait: made[p.trait] for p in pair_sets})
-    basis.save(path)
-    _print_levels(basis)
+    with FileLock(home / ".basis.lock"):
+        before = Basis.load(path) if path.is_file() else None
+        basis = with_columns(before, {p.trait: made[p.trait][:2] for p in pair_sets})
+        basis.save(path)
+    _print_levels(basis, {name: notes for name, (_, _, notes) in made.items()})
     out.print("saved:", path, soft_wrap=True, markup=False)
 
 
@@ -166,7 +193,7 @@ def _select_one(work: Work, pair_set: PairSet, options: dict[str, Any], progress
 
 def _calibrate_one(
     work: Work, pair_set: PairSet, selection: Selection, doses: list[float], progress: Callable[[float], None]
-) -> tuple[Column, Tensor]:
+) -> tuple[Column, Tensor, str]:
     from traitbasis.calibrate import calibrate as measure
     from traitbasis.calibrate import column
     from traitbasis.select import best_layers
@@ -177,7 +204,10 @@ def _calibrate_one(
     levels = measure(
         selector, pair_set, layer, selection.screening, doses=doses, progress=lambda done: progress(done / len(doses))
     )
-    return column(levels, vector, layer, selection.steerable), vector.vector[layer]
+    notes = [] if selection.steerable else ["only when forced"]
+    notes += ["no damage at the largest dose"] if levels.capped else []
+    notes += [] if levels.rises else ["expression does not rise over its levels"]
+    return column(levels, vector, layer, selection.steerable), vector.vector[layer], "; ".join(notes)
 
 
 def _pair_sets(traits: str, files: list[Path] | None) -> list[PairSet]:
@@ -241,11 +271,12 @@ def _print_selections(selections: list[Selection]) -> None:
             )
 
 
-def _print_levels(basis: Basis) -> None:
+def _print_levels(basis: Basis, notes: dict[str, str]) -> None:
     table = Table("trait", "layer", "low", "medium", "high", "limit", "", title="doses")
     for column in basis.columns:
         medium = basis.dose({column.trait: 1.0})
         doses = [f"{intensity * medium:.3f}" for intensity in column.levels.values()]
         limit = "not calibrated" if column.limit is None else f"{column.limit:.3f}"
-        table.add_row(column.trait, f"{column.layer}", *doses, limit, "" if column.steerable else "only when forced")
+        note = notes.get(column.trait, "" if column.steerable else "only when forced")
+        table.add_row(column.trait, f"{column.layer}", *doses, limit, note)
     out.print(table)

@@ -7,6 +7,7 @@ is measured is the same: sweeps do not depend on what was drawn before, nor on w
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -105,6 +106,7 @@ _mine: list[Work] = []  # of a process that works for another
 
 
 def _start(setup: Setup, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business, and ends the pool
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     lm = load_lm(setup.model, setup.device, setup.dtype, threads=setup.threads)
     _mine.append(_begun(setup, lm, ExitStack()))
