@@ -9,6 +9,7 @@ import pytest
 from serving import serving
 from traitbasis.server import create_app
 
+from traitbasis.basis import Basis
 from traitbasis.simulator import UserSimulator
 
 MODEL = "steered-user@impatience-high+skeptical-0.5"
@@ -24,14 +25,16 @@ def url(real_user: UserSimulator) -> Iterator[str]:
         yield url
 
 
-def test_the_openai_client_gets_a_steered_turn_whole_and_streamed(url: str) -> None:
+def test_the_openai_client_gets_a_steered_turn_whole_and_streamed(url: str, real_basis: Basis) -> None:
     import openai
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     assert "steered-user" in [model.id for model in client.models.list()]
     whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, seed=3, max_tokens=24)
     assert whole.choices[0].message.content and whole.usage and whole.usage.total_tokens > 0
-    assert whole.model_extra and whole.model_extra["traitbasis"]["traits"] == {"impatience": 1.5, "skeptical": 0.5}
+    assert whole.model_extra and whole.model_extra["traitbasis"]["traits"] == real_basis.parse(
+        "impatience-high+skeptical-0.5"
+    )
     in_body = client.chat.completions.create(
         model="steered-user",
         messages=MESSAGES,

@@ -38,6 +38,8 @@ _FORMAT = "traitbasis.basis/1"
 
 # |s P| over the mean response-token norm of the layer.
 DEFAULT_DOSE = 0.2
+# Keeps arithmetic finite, no more, and cannot be forced: what a model bears of a trait, its calibrated limit says.
+MAX_DOSE = 10.0
 
 How = Literal["symmetric", "ordered"]
 
@@ -173,6 +175,14 @@ class Basis:
         names = self.traits
         if len(set(names)) != len(names):
             raise ArtifactError(f"a trait stands twice in the basis: {', '.join(names)}")
+        owners: dict[str, str] = {}
+        for column in self.columns:  # a pair file that was copied keeps its aliases
+            for name in (column.trait, *column.aliases):
+                if (owner := owners.setdefault(name, column.trait)) != column.trait:
+                    raise ArtifactError(
+                        f"{name!r} would name several traits: {owner}, {column.trait}; change `trait` or `aliases` in "
+                        "their pair files"
+                    )
         for field in ("model_fingerprint", "template_hash", "as_"):
             values = {getattr(column.provenance, field) for column in self.columns}
             if len(values) > 1:
@@ -261,10 +271,16 @@ class Basis:
     def load_share(self, intensities: Mapping[str, float]) -> float:
         """How much of the damage limit a composed request uses: 1 is all of it, and one trait's is dose over limit.
 
-        Shares of several layers are summed, since additions pile up in the one residual stream. Traits without a limit
-        use nothing. Limits are the positive pole's, taken for the negative one by symmetry (see ``loads``).
+        Additions of several layers meet in the one residual stream: each is a vector as long as its layer's share, and
+        the length of their sum counts, or the longest of them if that is more. So directions at right angles add as
+        such, equal ones in full, and what is undone at a later layer was there until then. Traits without a limit use
+        nothing. Limits are the positive pole's, taken for the negative one by symmetry (see ``loads``).
         """
-        return sum(load.share for load in self.loads(intensities))
+        additions, loads = self.additions(intensities), self.loads(intensities)
+        if not loads:
+            return 0.0
+        parts = [load.share * torch.nn.functional.normalize(additions[load.layer], dim=0) for load in loads]
+        return max(float(torch.stack(parts).sum(0).norm()), *(load.share for load in loads))
 
     def known_share(self, intensities: Mapping[str, float]) -> float | None:
         """``load_share`` for a report: None where a trait that is asked for has no limit."""
@@ -336,7 +352,8 @@ def build_basis(
     """Choose each trait's layer and scale and stack the columns.
 
     layer: for all traits or by trait; the middle of the stack where not given. dose: of intensity 1.0, for all or by
-    trait. Raises ArtifactError for no vectors, mixed models, a layer that does not exist, a dose that is not positive.
+    trait. Raises ArtifactError for no vectors, mixed models, a layer that does not exist, a dose that is
+    not above 0 and at most ``MAX_DOSE``.
     """
     for option in (layer, dose):
         if isinstance(option, Mapping) and (unknown := option.keys() - {vector.trait for vector in vectors}):
@@ -348,8 +365,8 @@ def build_basis(
         if not 0 <= z < vector.n_layers:
             raise ArtifactError(f"layer {z} for {vector.trait} does not exist; layers are 0 to {vector.n_layers - 1}")
         size = dose.get(vector.trait, DEFAULT_DOSE) if isinstance(dose, Mapping) else dose
-        if not 0 < size < float("inf"):
-            raise ArtifactError(f"dose {size} for {vector.trait} is not a positive number")
+        if not 0 < size <= MAX_DOSE:
+            raise ArtifactError(f"dose {size} for {vector.trait} is not a number above 0 and at most {MAX_DOSE:g}")
         if not vector.vector[z].norm() > 0:
             raise ArtifactError(f"the vector of {vector.trait} is zero at layer {z}")
         columns.append(
@@ -363,14 +380,6 @@ def build_basis(
             )
         )
         directions.append(vector.vector[z])
-    for column in columns:  # a pair file that was copied keeps its aliases
-        names = {column.trait, *column.aliases}
-        for other in columns:
-            if other.trait != column.trait and (shared := names & {other.trait, *other.aliases}):
-                raise ArtifactError(
-                    f"{min(shared)!r} would name several traits: {column.trait}, {other.trait}; change `trait` or "
-                    "`aliases` in their pair files"
-                )
     if not columns:
         raise ArtifactError("a basis needs at least one trait vector")
     return Basis(tuple(columns), torch.stack(directions, dim=1))

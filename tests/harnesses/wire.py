@@ -6,6 +6,7 @@ Standard library only: the harnesses' environments have neither torch nor TraitB
 from __future__ import annotations
 
 import json
+import os
 import threading
 import urllib.error
 import urllib.request
@@ -17,6 +18,13 @@ from typing import Any
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy the machine has
 _KEPT = ("authorization", "api-key", "content-type", "x-traits", "x-trial")
+
+
+def high(trait: str) -> float:
+    """What the served basis takes "high" for: calibration says so, for each trait."""
+    with _DIRECT.open(os.environ["TRAITBASIS_SERVED"] + "/traits", timeout=60) as reply:
+        levels: dict[str, Any] = json.load(reply)["details"][trait]["levels"]
+    return float(levels["high"]["intensity"])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from document import block, run_python
-from wire import Recorder, ScriptedAgent
+from wire import Recorder, ScriptedAgent, high
 
 pytestmark = pytest.mark.harness("sotopia")
 
@@ -31,7 +31,7 @@ def test_an_episode_ends_by_its_own_rule_with_turns_of_the_steered_user(
     shown = capsys.readouterr().out
     turns = user.turns
     assert turns and all(turn.path.startswith("/u/impatience-high/v1/") for turn in turns)
-    assert all(turn.made_by["traits"] == {"impatience": 1.5} for turn in turns)
+    assert all(turn.made_by["traits"] == {"impatience": high("impatience")} for turn in turns)
     for turn in turns:
         action = json.loads(turn.message["content"])
         assert set(action) == {"action_type", "argument"}

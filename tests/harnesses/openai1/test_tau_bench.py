@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from document import USER, block
-from wire import Recorder, ScriptedAgent, call
+from wire import Recorder, ScriptedAgent, call, high
 
 pytestmark = pytest.mark.harness("tau-trait")
 
@@ -69,7 +69,7 @@ def test_a_retail_task_is_run_with_the_flags_of_the_page(
     assert [turn.message["content"] for turn in turns][2:] == said and len(said) == 3
     assert ["Instruction:" in turn.sent["messages"][0]["content"] for turn in turns] == [False, False, True, True, True]
     assert all(set(turn.sent) == {"model", "messages"} for turn in turns)
-    assert all(turn.made_by["traits"] == {"impatience": 1.5, "skeptical": 0.5} for turn in turns)
+    assert all(turn.made_by["traits"] == {"impatience": high("impatience"), "skeptical": 0.5} for turn in turns)
     assert "###STOP###" not in said[0]
     # The model id is a part of the file's name.
     (written,) = (tmp_path / "results").iterdir()
@@ -87,7 +87,9 @@ def test_a_verifier_gets_its_verdict_from_the_plain_model(user: Recorder, monkey
     asked = [turn for turn in user.turns if turn not in judged]
     assert len(judged) == len(asked) == 3
     assert all(turn.made_by["traits"] == {} and turn.made_by["plain"] for turn in judged)
-    assert all(turn.made_by["traits"] == {"impatience": 1.5} and turn.made_by["plain"] is None for turn in asked)
+    assert all(
+        turn.made_by["traits"] == {"impatience": high("impatience")} and turn.made_by["plain"] is None for turn in asked
+    )
 
 
 ECHOES = {
@@ -120,7 +122,7 @@ def test_an_emotional_user_of_tau_emotion_bench_is_served(user: Recorder) -> Non
     )
     messages = [{"role": "system", "content": told}, GREETING]
     (turn,) = _sent(user, messages, flags["user_model"], flags["user_api_base"])
-    assert turn.made_by["traits"] == {"impatience": 1.5}
+    assert turn.made_by["traits"] == {"impatience": high("impatience")}
     assert "###" not in turn.message["content"]  # no stop token opens a conversation
 
 

