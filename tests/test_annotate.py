@@ -31,6 +31,7 @@ from typer.testing import CliRunner, Result
 
 from traitbasis import cli
 from traitbasis.annotate import COLUMNS, Item, Sheet, make_sheet, protect, unprotect
+from traitbasis.basis import DEFAULT_DOSE
 from traitbasis.contexts import contexts_hash, read_contexts
 from traitbasis.errors import AnnotationError, TraitBasisError
 from traitbasis.metrics.agreement import Level, bootstrap, krippendorff_alpha
@@ -399,7 +400,9 @@ def test_votes_come_back_by_layer_with_a_choice(tmp_path: Path, sheet: Sheet) ->
     assert [row.rating.value for row in rows] == pytest.approx([1 / 3, 4 / 3, 3, 7 / 3])
     assert [row.usable.value for row in rows] == pytest.approx([1, 2 / 3, 1, 1])
     choice = votes.choice()
-    assert choice is rows[2] and votes.agrees(8, 0.2) and not votes.agrees(8, 0.1) and not votes.agrees(12, 0.2)
+    assert choice is rows[2] and votes.agrees(8, 0.2) and not votes.agrees(12, 0.2)
+    assert votes.agrees(8, 0.1) is True and votes.agrees(12, 0.1) is False, "by layer: the sheet has no dose of 0.1"
+    assert votes.agrees(9, 0.2) is None, "nobody saw it"
     assert votes.of(12, 0.2) is rows[3] and votes.of(12, 0.1) is None
     assert ("Ben Okri", sheet.items[0].id, "=ha") in votes.comments
 
@@ -635,8 +638,11 @@ def test_from_a_sweep_to_the_choice_beside_the_automatic_one(here: Path) -> None
     output = succeed("read", "sheets", *files, "--out", "votes.json")
     assert "the automatic choice is layer 4 at dose 0.2, rated 1.00" in output and "they do not agree" in output
     assert json.loads((here / "votes.json").read_text())["agrees"] is False
+    assert "they do not agree: layer 8 by votes, layer 4 by measurement" in output
     automatic(12, "mine.json")
-    assert "which is not on the sheet" in succeed("read", "sheets", *files, "--selection", "mine.json")
+    output = succeed("read", "sheets", *files, "--selection", "mine.json")
+    assert "which is not on the sheet" in output and "saw nothing of layer 12" in output
+    assert "they do not agree" not in output
     automatic(None)
     assert "no automatic choice" in succeed("read", "sheets", *files)
 
@@ -648,7 +654,20 @@ def test_from_a_sweep_to_the_choice_beside_the_automatic_one(here: Path) -> None
         ("[", "no selection"),
         ("{}", "no selection"),
         ('{"traits": {"rude": {}}}', "chooses nothing for 'impatience'; it has rude"),
-        ('{"model_fingerprint": "beef", "traits": {}}', "fingerprint beef"),
+        ('{"made_by": {"model_fingerprint": "beef"}, "traits": {}}', "fingerprint beef"),
+        (
+            '{"made_by": {"model_fingerprint": "f00d"}, "traits": {"impatience": {"layer": 1, "dose": 0.1, "made_by": '
+            '{"model_fingerprint": "beef"}}}}',
+            "fingerprint beef",
+        ),
+        ('{"made_by": 3, "traits": {}}', "no selection"),
+        ('{"traits": {"impatience": [1]}}', "no selection"),
+        ('{"traits": {"impatience": {"layer": 1.5, "dose": 0.1}}}', r"layer 1\.5 of impatience"),
+        ('{"traits": {"impatience": {"layer": true, "dose": 0.1}}}', "layer True of impatience"),
+        ('{"traits": {"impatience": {"layer": "8", "dose": 0.1}}}', "layer '8' of impatience"),
+        ('{"traits": {"impatience": {"layer": 8, "dose": NaN}}}', "dose nan of impatience"),
+        ('{"traits": {"impatience": {"layer": 8, "dose": Infinity}}}', "dose inf of impatience"),
+        ('{"traits": {"impatience": {"layer": 8, "dose": "0.1"}}}', r"dose '0\.1' of impatience"),
     ],
 )
 def test_a_selection_that_cannot_be_compared_says_why(
@@ -659,6 +678,60 @@ def test_a_selection_that_cannot_be_compared_says_why(
         path.write_text(content)
     with pytest.raises(AnnotationError, match=words):
         automatic_choice(replace(sheet, sweep={"model_fingerprint": "f00d"}), path)
+
+
+def test_choices_at_doses_that_people_did_not_see_are_compared_by_layer(here: Path) -> None:
+    succeed("sheet", "--trait", "impatience", "--model", "tiny", "--layers", "4,8", "--dose", "0.1", "--out", "sheets")
+    votes = votes_file(here / "anna.csv", Sheet.load("sheets"), lambda i: (BEST[i.layer],))
+
+    def read(layer: int, dose: float) -> str:
+        made_by = {"model_fingerprint": "f00d"}
+        content = {"made_by": made_by, "traits": {"impatience": {"layer": layer, "dose": dose}}}
+        (here / "mine.json").write_text(json.dumps(content))
+        return succeed("read", "sheets", votes, "--selection", "mine.json", "--out", "votes.json")
+
+    output = read(8, 0.3)
+    assert "the votes choose layer 8 at dose 0.1" in output
+    assert "automatic choice is layer 8 at dose 0.3, which is not on the sheet; of that layer it has dose 0.1" in output
+    assert "they agree on layer 8; doses cannot be compared" in output and "not agree" not in output
+    assert json.loads((here / "votes.json").read_text())["agrees"] is True
+    assert "they do not agree: layer 8 by votes, layer 4 by measurement" in read(4, 0.3)
+    assert json.loads((here / "votes.json").read_text())["agrees"] is False
+    assert "they agree on layer 8\n" in read(8, 0.1)
+
+
+def test_of_two_doses_on_the_sheet_the_dose_counts(here: Path) -> None:
+    succeed("sheet", "--trait", "impatience", "--model", "tiny", "--layers", "8", "--dose", "0.1,0.2", "--out", "both")
+    votes = votes_file(here / "anna.csv", Sheet.load("both"), lambda i: (round(10 * i.dose),))
+    (here / "mine.json").write_text(json.dumps({"traits": {"impatience": {"layer": 8, "dose": 0.1}}}))
+    output = succeed("read", "both", votes, "--selection", "mine.json", "--out", "votes.json")
+    assert "they agree on layer 8, not on the dose: 0.2 by votes, 0.1 by measurement" in output
+    assert json.loads((here / "votes.json").read_text())["agrees"] is False
+
+
+def test_the_documents_example_sweeps_what_its_sheet_asks_for() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "annotating.md").read_text(encoding="utf-8")
+    select, sheet = re.findall(r"^traitbasis (?:select|annotate sheet) .*$", text, re.MULTILINE)[:2]
+
+    def option(line: str, name: str) -> list[str]:
+        return line.split(f"--{name} ")[1].split()[0].split(",")
+
+    assert option(select, "layers") == option(sheet, "layers") and option(select, "trait") == option(sheet, "trait")
+    assert option(select, "doses") == [f"{DEFAULT_DOSE:g}"] and "--dose" not in sheet
+
+
+def test_an_error_of_missing_layers_or_doses_names_the_command_that_sweeps_them() -> None:
+    own = load_pairs("impatience").model_copy(update={"trait": "seafaring"})
+    renamed = [replace(c, trait="seafaring") if c.trait == "impatience" else c for c in swept()]
+    for cells, trait, options, command in [
+        (swept(), "impatience", {"layers": [8, 9]}, "traitbasis select --trait impatience --layers 8,9 --doses 0.2"),
+        (swept(), "impatience", {"dose": [0.1, 0.4]}, "select --trait impatience --layers 4,8,12 --doses 0.1,0.4"),
+        (swept(), "skeptical", {"sweep": {"model": "m"}}, "traitbasis select --trait skeptical --model m"),
+        (renamed, own, {"layers": [9]}, "traitbasis select --pairs YOUR_PAIRS.yaml --layers 9 --doses 0.2"),
+    ]:
+        with pytest.raises(AnnotationError) as raised:
+            make_sheet(cells, trait, **options)  # type: ignore[arg-type]
+        assert str(raised.value).endswith(command)
 
 
 def test_a_sheet_by_command_takes_your_own_sweep_doses_and_pairs(here: Path) -> None:

@@ -31,8 +31,9 @@ import jinja2
 
 from traitbasis.basis import DEFAULT_DOSE
 from traitbasis.contexts import EvaluationContext, contexts_hash, read_contexts
+from traitbasis.embedded import DEFAULT_MODEL
 from traitbasis.errors import AnnotationError
-from traitbasis.pairs import PairSet, load_pairs
+from traitbasis.pairs import PairSet, known_traits, load_pairs
 
 if TYPE_CHECKING:
     from traitbasis.sweep import Cell, SweptTurn
@@ -182,7 +183,8 @@ def make_sheet(
             f"the contexts have hash {contexts_hash(known)}, and the sweep was made on {expected}; "
             "give the contexts of the sweep, or run the sweep again"
         )
-    chosen = _choose(list(cells), pair_set.trait, layers, [dose] if isinstance(dose, int | float) else list(dose))
+    doses = [dose] if isinstance(dose, int | float) else list(dose)
+    chosen = _choose(list(cells), pair_set.trait, layers, doses, _select_command(pair_set.trait, sweep or {}))
     drawn = [(cell, turn) for cell in chosen for turn in _draw(cell, chosen, turns_per_layer, seed)]
     spoken = {context.id: context for context in known}
     if missing := {turn.context for _, turn in drawn} - spoken.keys():
@@ -226,28 +228,38 @@ def unprotect(cell: str) -> str:
 # ---- Drawing
 
 
-def _choose(cells: list[Cell], trait: str, layers: Iterable[int] | None, doses: list[float]) -> list[Cell]:
-    """The unsteered cell and the steered ones asked for."""
+def _select_command(trait: str, sweep: Mapping[str, Any]) -> str:
+    """How the trait is swept; layers and doses go behind it."""
+    which = f"--trait {trait}" if trait in known_traits() else "--pairs YOUR_PAIRS.yaml"
+    model = str(sweep.get("model", DEFAULT_MODEL))
+    return f"traitbasis select {which}" + ("" if model == DEFAULT_MODEL else f" --model {model}")
+
+
+def _choose(cells: list[Cell], trait: str, layers: Iterable[int] | None, doses: list[float], select: str) -> list[Cell]:
+    """The unsteered cell and the steered ones asked for. select: the command that sweeps what is missing."""
     steered = [cell for cell in cells if cell.condition == "steered" and cell.trait == trait]
     control = [cell for cell in cells if cell.condition == "unsteered" and cell.trait in (trait, None)]
     if not steered:
         others = ", ".join(sorted({cell.trait for cell in cells if cell.trait})) or "no trait"
-        raise AnnotationError(f"the sweep has no steered turns of {trait!r}; it has {others}")
+        raise AnnotationError(f"the sweep has no steered turns of {trait!r}; it has {others}; sweep it with: {select}")
     if not control:
         raise AnnotationError(
             "the sweep has no unsteered turns, which a sheet needs as its control; add baselines.jsonl"
         )
     wanted = None if layers is None else list(dict.fromkeys(layers))
+    swept = sorted({cell.layer for cell in steered if cell.layer is not None})
+    listed = [",".join(f"{number:g}" for number in numbers) for numbers in (wanted or swept, doses)]
+    way_out = f"sweep what is missing with: {select} --layers {listed[0]} --doses {listed[1]}"
     chosen = control[:1]
     for dose in dict.fromkeys(doses):
         at_dose = {cell.layer: cell for cell in steered if math.isclose(cell.dose, dose)}
         if not at_dose:
             known = ", ".join(f"{value:g}" for value in sorted({cell.dose for cell in steered}))
-            raise AnnotationError(f"the sweep of {trait} has no dose {dose:g}; it has {known}")
+            raise AnnotationError(f"the sweep of {trait} has no dose {dose:g}; it has {known}; {way_out}")
         if missing := [layer for layer in wanted or () if layer not in at_dose]:
             raise AnnotationError(
                 f"the sweep of {trait} has no layer {', '.join(map(str, missing))} at dose {dose:g}; "
-                f"it has {', '.join(str(layer) for layer in sorted(at_dose, key=lambda z: z or 0))}"
+                f"it has {', '.join(str(layer) for layer in sorted(at_dose, key=lambda z: z or 0))}; {way_out}"
             )
         chosen += [cell for layer, cell in at_dose.items() if wanted is None or layer in wanted]
     return chosen

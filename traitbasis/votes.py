@@ -102,9 +102,14 @@ class Votes:
         )
 
     def agrees(self, layer: int, dose: float) -> bool | None:
-        """Whether the votes choose this layer and dose; None when they choose nothing."""
+        """Whether the votes choose this layer, and this dose where the sheet has it there.
+
+        None when they choose nothing, or when the sheet does not have the layer: people could not choose it.
+        """
         choice = self.choice()
-        return None if choice is None else choice.layer == layer and math.isclose(choice.dose, dose)
+        if choice is None or all(row.layer != layer for row in self._by_layer):
+            return None
+        return choice.layer == layer and (self.of(layer, dose) is None or math.isclose(choice.dose, dose))
 
     def given(self) -> dict[str, int]:
         """How many turns each annotator voted on."""
@@ -247,21 +252,29 @@ def automatic_choice(sheet: Sheet, path: str | Path | None = None) -> tuple[int,
         return None
     try:
         selection = json.loads(files[0].read_text("utf-8"))
-        of, ours = selection.get("model_fingerprint"), sheet.sweep.get("model_fingerprint")
+        chosen = selection["traits"].get(sheet.trait)
+        # A trait's own is the later one: a file is added to, trait by trait.
+        made_by = {**selection.get("made_by", {}), **((chosen or {}).get("made_by") or {})}
+        of, ours = made_by.get("model_fingerprint"), sheet.sweep.get("model_fingerprint")
         if of and ours and of != ours:
             raise AnnotationError(
-                f"{files[0]} is the selection of a model with fingerprint {of}, and the sheet's has {ours}"
+                f"{files[0]} is the selection of a model with fingerprint {of}, and the sheet's has {ours}; "
+                "give that of the sheet's model with --selection"
             )
-        chosen = selection["traits"].get(sheet.trait)
         if chosen is None and path is not None:
             known = ", ".join(selection["traits"]) or "no trait"
             raise AnnotationError(f"{path} chooses nothing for {sheet.trait!r}; it has {known}")
         if chosen is None or chosen["layer"] is None or chosen["dose"] is None:
             return None
-        return int(chosen["layer"]), float(chosen["dose"])
+        layer, dose = chosen["layer"], chosen["dose"]
+        if type(layer) is not int or layer < 0:
+            raise AnnotationError(f"{files[0]}: layer {layer!r:.80} of {sheet.trait} is no layer number")
+        if type(dose) not in (int, float) or not 0 < dose < math.inf:
+            raise AnnotationError(f"{files[0]}: dose {dose!r:.80} of {sheet.trait} is no positive, finite number")
+        return layer, float(dose)
     except OSError as error:
         raise AnnotationError(f"cannot read {files[0]}: {error.strerror or error}") from error
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise AnnotationError(f"{files[0]} is no selection: {error!r}") from error
 
 

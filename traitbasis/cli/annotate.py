@@ -147,10 +147,26 @@ def _print_choice(votes: Votes, automatic: tuple[int, float] | None) -> None:
         return
     layer, dose = automatic
     seen = votes.of(layer, dose)
+    doses = ", ".join(f"{row.dose:g}" for row in votes.by_layer() if row.layer == layer)
     rated = f"rated {_figure(seen.rating)}, usable {_figure(seen.usable)}" if seen else "which is not on the sheet"
+    if doses and not seen:
+        rated += f"; of that layer it has dose {doses}"
     out.print(f"the automatic choice is layer {layer} at dose {dose:g}, {rated}", highlight=False, soft_wrap=True)
     if choice is not None:
-        out.print("[green]they agree[/green]" if votes.agrees(layer, dose) else "[yellow]they do not agree[/yellow]")
+        verdict = _verdict(choice, votes.agrees(layer, dose), layer, dose, compared=seen is not None)
+        out.print(verdict, highlight=False, soft_wrap=True)
+
+
+def _verdict(choice: LayerVotes, agrees: bool | None, layer: int, dose: float, *, compared: bool) -> str:
+    """compared: whether people saw the layer at the automatic choice's dose."""
+    if agrees is None:
+        return f"[yellow]people saw nothing of layer {layer}: the choices cannot be compared[/yellow]"
+    if choice.layer != layer:
+        return f"[yellow]they do not agree: layer {choice.layer} by votes, layer {layer} by measurement[/yellow]"
+    if agrees:
+        return f"[green]they agree on layer {layer}{'' if compared else '; doses cannot be compared'}[/green]"
+    doses = f"{choice.dose:g} by votes, {dose:g} by measurement"
+    return f"[yellow]they agree on layer {layer}, not on the dose: {doses}[/yellow]"
 
 
 def _place(row: LayerVotes) -> str:
