@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from samples import load_pair, sample_document, sample_pair, to_yaml
 
 from traitbasis.chat import Turn
@@ -323,6 +324,13 @@ def test_a_key_that_is_there_twice_is_refused(content: str, line: int, key: str,
     says = rf"(?s)own\.yaml is not valid YAML: '{key}' is there already.*line {line}, column"
     with pytest.raises(PairError, match=says):
         load_pairs(write(tmp_path, content))
+
+
+@pytest.mark.parametrize("name", ["all", "basis", "baselines", "judge", "off", "none", "low", "medium", "high"])
+def test_a_trait_is_not_called_as_a_level_a_command_or_a_file_beside_it(name: str) -> None:
+    for changes in ({"trait": name}, {"aliases": ["fine", name]}):
+        with pytest.raises(ValidationError, match=f"'{name}' cannot name a trait"):
+            PairSet.model_validate(sample_document(**changes))  # type: ignore[arg-type]
 
 
 def test_a_missing_file_or_a_folder_is_a_pair_error_naming_it(tmp_path: Path) -> None:

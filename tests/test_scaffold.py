@@ -141,6 +141,8 @@ def test_a_file_that_exists_is_never_written_over(here: Path) -> None:
         ("basis", "means something else"),
         ("off", "means something else"),
         ("high", "means something else"),
+        ("baselines", "file names"),
+        ("judge", "file names"),
         ("yes", "means something else"),  # YAML reads it as true
         ("null", "means something else"),
     ],
@@ -151,6 +153,19 @@ def test_a_name_that_cannot_be_is_refused(name: str, says: str, here: Path) -> N
     with pytest.raises(PairError, match=says):
         write_scaffold(name, Path("own.yaml"))
     assert list(here.iterdir()) == []
+
+
+def test_a_reserved_name_is_a_finding_too(here: Path) -> None:
+    path = written(here, lambda text: text.replace(f"trait: {NAME}", "trait: judge"))
+    (finding,) = check_pair_file(path).findings
+    assert finding.field == "trait" and "'judge' cannot name a trait" in finding.message
+
+
+def test_the_check_promises_no_saturation_that_was_not_measured(here: Path) -> None:
+    (said,) = [str(f) for f in check_pair_file(written(here, pairs=2)).findings if "default pairs are done" in str(f)]
+    assert "in the paper" in said and "sixteen" in said and "docs/selection.md" in said
+    measured = " ".join((ROOT / "docs" / "selection.md").read_text(encoding="utf-8").split())
+    assert "sixteen pairs point closer to the trait and express it half as strongly again" in measured
 
 
 # --- the check --------------------------------------------------------------------------------------------------------

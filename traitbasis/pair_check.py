@@ -33,7 +33,8 @@ from traitbasis.pairs import (
 # How many pairs are enough, and why.
 ENOUGH = {"default": 4, "heldout": 8}
 _WHY = {
-    "default": "they make the vector, and more than four hardly change it (the paper, section 4)",
+    "default": "they make the vector; four were enough in the paper (section 4), and on the embedded model sixteen "
+    "express half as strongly again (docs/selection.md)",
     "heldout": "they never enter the vector and measure it; the fewer they are, the coarser",
 }
 SHORTCUTS_FROM = 8  # finished pairs; among fewer, every other word would tell the sides apart

@@ -32,12 +32,16 @@ from pydantic import (
 
 from traitbasis.chat import Turn
 from traitbasis.errors import PairError
+from traitbasis.spec import LEVELS
 
 Use = Literal["default", "extra", "heldout"]
 Family = Literal["temperament", "communication", "conduct", "knowledge"]
 PAPER_TRAITS = ("confusion", "impatience", "incoherence", "skeptical")
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+
+# What a trait cannot be called: these mean something else in commands and trait specs, or are files beside a trait's.
+RESERVED = ("all", "basis", "baselines", "judge", *LEVELS)
 
 LENGTH_RATIO = 1.6  # a longer response must not be the trait: the longer side has at most this many times the words
 
@@ -129,10 +133,19 @@ class PairSet(_Strict):
 
     @field_validator("trait")
     @classmethod
-    def _is_no_file_of_ours(cls, trait: str) -> str:
-        if trait in ("basis", "all"):
-            raise ValueError(f"{trait!r} cannot name a trait; it means something else on the command line")
+    def _is_not_reserved(cls, trait: str) -> str:
+        if trait in RESERVED:
+            raise ValueError(
+                f"{trait!r} cannot name a trait; it means something else in commands, trait specs or file names"
+            )
         return trait
+
+    @field_validator("aliases")
+    @classmethod
+    def _are_not_reserved(cls, aliases: tuple[str, ...]) -> tuple[str, ...]:
+        for alias in aliases:
+            cls._is_not_reserved(alias)
+        return aliases
 
     @model_validator(mode="after")
     def _ids_are_unique(self) -> PairSet:

@@ -16,10 +16,7 @@ import yaml
 from traitbasis.contexts import EvaluationContext, read_contexts
 from traitbasis.errors import PairError
 from traitbasis.pair_check import ENOUGH, SIDES, shipped_names
-from traitbasis.pairs import LENGTH_RATIO, Pair, load_pairs
-from traitbasis.spec import LEVELS
-
-RESERVED = ("all", "basis", *LEVELS)  # they mean something else in commands and trait specs
+from traitbasis.pairs import LENGTH_RATIO, RESERVED, Pair, load_pairs
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _WIDTH = 116
@@ -68,7 +65,9 @@ def check_name(trait: str) -> None:
             f"{trait!r} cannot name a trait; a name has lower-case letters, digits and _, a letter first{hint}"
         )
     if trait in RESERVED or yaml.safe_load(trait) != trait:
-        raise PairError(f"{trait!r} cannot name a trait; it means something else in commands, trait specs or YAML")
+        raise PairError(
+            f"{trait!r} cannot name a trait; it means something else in commands, trait specs, file names or YAML"
+        )
     if owner := shipped_names().get(trait):
         what = "is a trait that ships" if owner == trait else f"is an alias of {owner!r}, a trait that ships"
         raise PairError(f"{trait!r} {what}; give yours another name (traitbasis extract --trait {owner} uses that one)")
