@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import block_outputs, blocks_of
 from safetensors import safe_open
+from safetensors.torch import save_file
 from samples import sample_document, sample_pair, sample_vector
 from tiny import LAYERS, tiny_model
 from typer.testing import CliRunner, Result
@@ -33,7 +34,7 @@ from traitbasis.composition import (
     preference_cost,
 )
 from traitbasis.contexts import read_contexts
-from traitbasis.errors import ArtifactError, PairError
+from traitbasis.errors import ArtifactError, PairError, SweepError
 from traitbasis.extract import extract
 from traitbasis.metrics.fidelity import preference
 from traitbasis.model import LanguageModel
@@ -224,6 +225,53 @@ def test_what_is_asked_for_comes_before_what_was_selected() -> None:
             compose([A], **option)  # type: ignore[arg-type]
     with pytest.raises(ArtifactError, match="layer 9 for a does not exist"):
         compose([A], layer=9)
+
+
+GOOD = {"layer": 1, "dose": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("traits", "words"),
+    [
+        ([1], r"its traits are \[1\]"),
+        (None, "no objects"),
+        ({"a": [1]}, r"trait 'a': \[1\] is no selection"),
+        ({"a": None}, "trait 'a': None is no selection"),
+        ({"a": {"dose": 0.1}}, "trait 'a': it has no 'layer'"),
+        ({"a": {"layer": 1}}, "trait 'a': it has no 'dose'"),
+        ({"a": {**GOOD, "layer": True}}, "layer True is no layer number"),
+        ({"a": {**GOOD, "layer": "1"}}, "layer '1' is no layer number"),
+        ({"a": {**GOOD, "dose": "much"}}, "dose 'much' is not a number"),
+        ({"a": {**GOOD, "dose": float("nan")}}, "dose nan is not a number"),
+        ({"a": {**GOOD, "dose": 1e300}}, r"dose 1e\+300 is not a number above 0 and at most 10"),
+        ({"a": {**GOOD, "layer": None}}, "do not go together"),
+        ({"a": {**GOOD, "likelihood": [1]}}, "trait 'a': "),
+        ({"a": {**GOOD, "likelihood": 1}}, "trait 'a': "),
+        ({"a": {**GOOD, "likelihood": [{"layer": 1}]}}, "trait 'a': "),
+        ({"a": {**GOOD, "likelihood": [{**LIKELY[0], "layer": "x"}]}}, "no layer number"),
+        ({"a": {**GOOD, "likelihood": [{**LIKELY[0], "preference": "x"}, *LIKELY]}}, "trait 'a': "),
+    ],
+)
+def test_a_damaged_selection_is_an_error_with_file_and_trait(traits: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "selection.json"
+    path.write_text(json.dumps({"format": "traitbasis.selection/1", "traits": traits}))
+    objects = isinstance(traits, dict) and isinstance(traits["a"], dict)
+    with pytest.raises((ArtifactError, SweepError), match=words if objects else "its traits are no objects") as raised:
+        compose([A, B], selections=path)
+    assert str(path) in str(raised.value) and "traitbasis select" in str(raised.value)
+    if traits is not None:
+        with pytest.raises(ArtifactError, match=words):
+            compose([A, B], selections=traits)
+    if objects:
+        assert compose([B], selections=path)[0].traits == ("b",), "another trait's damage is none of this one"
+
+
+@pytest.mark.parametrize("content", ["[1]", "null", "{}", "", "3"])
+def test_what_is_no_selection_at_all_is_an_error_with_the_file(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "selection.json"
+    path.write_text(content)
+    with pytest.raises(SweepError, match=r"selection\.json"):
+        compose([A], selections=path)
 
 
 def calibrated(basis: Basis) -> Basis:
@@ -535,6 +583,27 @@ def test_build_takes_what_was_selected_and_says_so(here: Path) -> None:
     output = succeed("build", "--model", "m", "--selection", "elsewhere.json", "--layer", "a=1, b=0", "--dose", "b=.3")
     assert [column.layer for column in Basis.load("vectors/m/basis.safetensors").columns] == [1, 0, 2, 2]
     assert "a: layer asked, dose selected" in output and "b: layer asked, dose asked" in output
+
+
+def test_build_takes_trait_vectors_and_names_what_else_lies_among_them(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.vectors.err, "width", 120)
+    succeed("build", "--model", "m", "--orthogonal", "symmetric", "--out", "vectors/m/orth.safetensors")
+    save_file({"x": torch.zeros(2)}, "vectors/m/foreign.safetensors")
+    output = succeed("build", "--model", "m")
+    assert Basis.load("vectors/m/basis.safetensors").fingerprint == build_basis([A, B, C, D]).fingerprint
+    for name in ("orth", "foreign"):
+        assert f"vectors/m/{name}.safetensors is no trait vector and is left out" in output
+    assert "basis.safetensors is no" not in succeed("build", "--model", "m")
+    (here / "vectors/m/e.safetensors").write_text("half a vector")
+    assert "e.safetensors is damaged" in str(run("build", "--model", "m").exception), "not left out in silence"
+    assert "orth.safetensors is not a" in str(run("build", "--model", "m", "--traits", "orth").exception)
+
+
+def test_build_saves_no_dose_that_is_never_served(here: Path) -> None:
+    assert "at most 10" in str(run("build", "--model", "m", "--dose", "1e300").exception)
+    assert not (here / "vectors/m/basis.safetensors").exists()
 
 
 def test_build_keeps_the_calibration_it_overwrites(here: Path) -> None:

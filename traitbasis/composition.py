@@ -18,13 +18,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from traitbasis.basis import DEFAULT_DOSE, Basis, Column, How, Orthogonalized, build_basis
-from traitbasis.errors import ArtifactError, PairError
+from traitbasis.basis import DEFAULT_DOSE, MAX_DOSE, Basis, Column, How, Orthogonalized, build_basis
+from traitbasis.errors import ArtifactError, PairError, TraitBasisError
 from traitbasis.metrics.likelihood import PairLikelihood
 from traitbasis.metrics.turns import Instruments, expression
 from traitbasis.pairs import PairSet, pair_set_hash
 from traitbasis.reading import Reader
-from traitbasis.select import Likely, Selector, best_layers, bootstrap, gains
+from traitbasis.select import Likely, Selector, best_layers, bootstrap, gains, read_selections
 from traitbasis.sweep import UNSTEERED, Cell, Spec, Store
 from traitbasis.trait_vector import TraitVector
 
@@ -39,23 +39,27 @@ Progress = Callable[[int], None]
 def compose(
     vectors: Sequence[TraitVector],
     *,
-    selections: Mapping[str, Mapping[str, Any]] | None = None,
+    selections: Mapping[str, Any] | str | Path | None = None,
     earlier: Basis | None = None,
     layer: int | Mapping[str, int] | None = None,
     dose: float | Mapping[str, float] | None = None,
 ) -> tuple[Basis, dict[str, str]]:
     """A basis of what is known of each trait, and where its layer and dose come from, in words, by trait.
 
-    layer, dose: as in ``build_basis``; they come first. selections: as ``select.read_selections`` gives them; a trait
-    that was found not steerable stands where its preference rises most, marked. earlier: a basis whose columns were
-    calibrated; what was measured of a trait at this layer (levels, limit, curve) is kept, but for levels when the dose
-    is asked for. Raises ArtifactError as ``build_basis`` does.
+    layer, dose: as in ``build_basis``; they come first. selections: a selection.json, or what
+    ``select.read_selections`` made of it; a trait that was found not steerable stands where its preference rises most,
+    marked. earlier: a basis whose columns were calibrated; what was measured of a trait at this layer (levels, limit,
+    curve) is kept, but for levels when the dose is asked for.
+
+    Raises ArtifactError as ``build_basis`` does, and for a damaged selection of one of the traits; SweepError for a
+    file that is no selection.
     """
+    chosen = _choices(selections, [vector.trait for vector in vectors])
     columns = {column.trait: column for column in earlier.columns} if earlier else {}
     placed = {
         vector.trait: _place(
             vector,
-            (selections or {}).get(vector.trait, {}),
+            chosen.get(vector.trait),
             columns.get(vector.trait),
             layer.get(vector.trait) if isinstance(layer, Mapping) else layer,
             dose.get(vector.trait) if isinstance(dose, Mapping) else dose,
@@ -85,14 +89,14 @@ class _Place:
 
 
 def _place(
-    vector: TraitVector, selection: Mapping[str, Any], column: Column | None, layer: int | None, dose: float | None
+    vector: TraitVector, choice: _Choice | None, column: Column | None, layer: int | None, dose: float | None
 ) -> _Place:
     if column and (column.limit is None or column.provenance != vector.provenance):
         column = None
     at, at_from = _first(
         (layer, "asked"),
-        (selection.get("layer"), "selected"),
-        (_most_likely(selection), "likeliest of a trait that is not steerable"),
+        (choice and choice.layer, "selected"),
+        (choice and choice.likeliest, "likeliest of a trait that is not steerable"),
         (column and column.layer, "calibrated"),
         (vector.n_layers // 2, "middle"),
     )
@@ -101,15 +105,15 @@ def _place(
     # A column that was made orthogonal has kept its vector's length.
     calibrated = column.scale * vector.dose(column.layer) if column else None
     size, size_from = _first(
-        (dose, "asked"), (calibrated, "calibrated"), (selection.get("dose"), "selected"), (DEFAULT_DOSE, "default")
+        (dose, "asked"), (calibrated, "calibrated"), (choice and choice.dose, "selected"), (DEFAULT_DOSE, "default")
     )
     known: dict[str, Any] = {}
     if column:
         known = {"limit": column.limit, "curve": column.curve, "steerable": column.steerable}
     if column and dose is None:
         known |= {"scale": column.scale, "low": column.low, "high": column.high}
-    if selection:
-        known["steerable"] = selection["layer"] is not None
+    if choice:
+        known["steerable"] = choice.layer is not None
     return _Place(at, size, known, f"layer {at_from}, dose {size_from}")
 
 
@@ -117,9 +121,50 @@ def _first(*choices: tuple[Any, str]) -> tuple[Any, str]:
     return next((value, source) for value, source in choices if value is not None)
 
 
-def _most_likely(selection: Mapping[str, Any]) -> int | None:
-    likelihood = [Likely(**values) for values in selection.get("likelihood", ())]
-    return best_layers(likelihood, 1)[0] if likelihood else None
+@dataclass(frozen=True)
+class _Choice:
+    """What was selected for a trait. layer, dose: None for one that is not steerable. likeliest: its best layer."""
+
+    layer: int | None
+    dose: float | None
+    likeliest: int | None
+
+
+def _choices(selections: Mapping[str, Any] | str | Path | None, traits: Sequence[str]) -> dict[str, _Choice]:
+    """The choices for these traits, as far as there are some. Raises ArtifactError for one that cannot be."""
+    if selections is None:
+        return {}
+    name = str(selections) if isinstance(selections, str | Path) else "the selection"
+    found: Any = read_selections(selections) if isinstance(selections, str | Path) else selections
+    if not isinstance(found, Mapping):
+        raise ArtifactError(f"{name} is damaged: its traits are {found!r:.80}; make it with: traitbasis select")
+    choices = {}
+    for trait in traits:
+        if trait in found:
+            try:
+                choices[trait] = _choice(found[trait])
+            except (LookupError, ValueError, TypeError, AttributeError, TraitBasisError) as error:
+                why = f"it has no {error}" if isinstance(error, KeyError) else error
+                raise ArtifactError(
+                    f"{name} is damaged at trait {trait!r}: {why}; make it with: traitbasis select --trait {trait}"
+                ) from error
+    return choices
+
+
+def _choice(values: Any) -> _Choice:
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{values!r:.80} is no selection of a trait")
+    layer, dose = values["layer"], values["dose"]
+    if layer is not None and (type(layer) is not int or layer < 0):
+        raise ValueError(f"layer {layer!r:.80} is no layer number")
+    if dose is not None and (type(dose) not in (int, float) or not 0 < dose <= MAX_DOSE):
+        raise ValueError(f"dose {dose!r:.80} is not a number above 0 and at most {MAX_DOSE:g}")
+    if (layer is None) != (dose is None):
+        raise ValueError(f"layer {layer} and dose {dose} do not go together")
+    likelihood = [Likely(**likely) for likely in values.get("likelihood", ())]
+    if any(type(likely.layer) is not int for likely in likelihood):
+        raise ValueError("its likelihood has a layer that is no layer number")
+    return _Choice(layer, dose, best_layers(likelihood, 1)[0] if likelihood else None)
 
 
 def orthogonalize(basis: Basis, how: How = "symmetric") -> Basis:

@@ -23,7 +23,7 @@ from traitbasis.chat import As, Span
 from traitbasis.errors import ArtifactError
 from traitbasis.model import LanguageModel
 
-_FORMAT = "traitbasis.trait_vector/1"
+TRAIT_VECTOR = "traitbasis.trait_vector/1"
 _KEY = "traitbasis"
 
 
@@ -137,12 +137,12 @@ class TraitVector:
         """Write to `path` (safetensors), by way of a temporary file beside it."""
         tensors = {"vector": self.vector, "layer_norms": self.layer_norms, "agreement": self.agreement}
         description = {"trait": self.trait, "aliases": list(self.aliases), **asdict(self.provenance)}
-        return write_safetensors(path, _FORMAT, tensors, description)
+        return write_safetensors(path, TRAIT_VECTOR, tensors, description)
 
     @classmethod
     def load(cls, path: str | Path) -> TraitVector:
         """Read a file written by ``save``. Raises ArtifactError when it is missing or not such a file."""
-        tensors, description = read_safetensors(path, _FORMAT, ("vector", "layer_norms", "agreement"))
+        tensors, description = read_safetensors(path, TRAIT_VECTOR, ("vector", "layer_norms", "agreement"))
         try:
             provenance = provenance_from(description)
             vector = cls(
@@ -215,6 +215,17 @@ def write_safetensors(path: str | Path, kind: str, tensors: Mapping[str, Tensor]
         Path(temporary).unlink(missing_ok=True)
         raise
     return path
+
+
+def kind_of(path: str | Path) -> Any:
+    """The kind of a file that ``write_safetensors`` made, None for a safetensors file of others. Raises ArtifactError
+    for one that is no safetensors file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            description: Any = json.loads((file.metadata() or {}).get(_KEY, "{}"))
+    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+        raise ArtifactError(f"{path} is damaged: {error}") from error
+    return description.get("format") if isinstance(description, dict) else None
 
 
 def read_safetensors(path: str | Path, kind: str, names: tuple[str, ...]) -> tuple[dict[str, Tensor], dict[str, Any]]:

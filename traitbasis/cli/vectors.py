@@ -140,16 +140,13 @@ def basis_build(
     from traitbasis.composition import compose, orthogonalize
     from traitbasis.errors import ArtifactError
     from traitbasis.model import model_slug
-    from traitbasis.select import read_selections
     from traitbasis.trait_vector import TraitVector
 
     if measure and not orthogonal:
         raise typer.BadParameter("--measure measures what --orthogonal costs; give both")
     layers, doses = _by_trait("--layer", layer, int), _by_trait("--dose", dose, float)
     folder = vectors or Path("vectors") / model_slug(model)
-    files = [folder / f"{name}.safetensors" for name in _names(traits)] or sorted(
-        file for file in folder.glob("*.safetensors") if file.name != "basis.safetensors"
-    )
+    files = [folder / f"{name}.safetensors" for name in _names(traits)] or _trait_vectors(folder)
     if not files:
         raise ArtifactError(f"no trait vectors in {folder}; make some with: traitbasis extract --trait all")
     chosen, before = selection or folder / "selection.json", folder / "basis.safetensors"
@@ -161,7 +158,7 @@ def basis_build(
             err.print(f"[yellow]nothing is kept of it: {escape(str(error))}[/yellow]", soft_wrap=True)
     basis, sources = compose(
         [TraitVector.load(file) for file in files],
-        selections=read_selections(chosen) if selection or chosen.is_file() else None,
+        selections=chosen if selection or chosen.is_file() else None,
         earlier=earlier,
         layer=layers,
         dose=doses,
@@ -285,6 +282,17 @@ def basis_leakage(
     found.save(path)
     _print_grids(basis, found, everything=False, cosines=False)
     out.print("saved:", path, soft_wrap=True, markup=False)
+
+
+def _trait_vectors(folder: Path) -> list[Path]:
+    """The trait vectors in a folder; a line names what else lies there, but for the basis that is made of them."""
+    from traitbasis.trait_vector import TRAIT_VECTOR, kind_of
+
+    files = sorted(file for file in folder.glob("*.safetensors") if file.name != "basis.safetensors")
+    others = [file for file in files if kind_of(file) != TRAIT_VECTOR]
+    for file in others:
+        err.print(f"[yellow]{escape(str(file))} is no trait vector and is left out[/yellow]", soft_wrap=True)
+    return [file for file in files if file not in others]
 
 
 def _names(text: str) -> list[str]:
