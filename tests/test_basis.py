@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 from samples import sample_set, sample_vector
 from tiny import tiny_model
 
-from traitbasis.basis import DEFAULT_DOSE, Basis, CurvePoint, basis_path, build_basis, find_basis
+from traitbasis.basis import DEFAULT_DOSE, MAX_DOSE, Basis, CurvePoint, basis_path, build_basis, find_basis
+from traitbasis.calibrate import with_columns
 from traitbasis.errors import ArtifactError, TraitSpecError
 from traitbasis.extract import extract
 from traitbasis.trait_vector import Provenance
@@ -55,10 +56,11 @@ def test_a_layer_that_does_not_exist_is_refused(layer: Any) -> None:
         build_basis([A, B], layer=layer)
 
 
-@pytest.mark.parametrize("dose", [0, -1, float("nan"), float("inf"), {"a": 0.0}])
-def test_a_dose_that_is_not_positive_is_refused(dose: Any) -> None:
-    with pytest.raises(ArtifactError, match=r"dose \S+ for a is not a positive number"):
+@pytest.mark.parametrize("dose", [0, -1, float("nan"), float("inf"), {"a": 0.0}, 1e300, 10.001])
+def test_a_dose_that_is_not_positive_or_beyond_what_is_ever_served_is_refused(dose: Any) -> None:
+    with pytest.raises(ArtifactError, match=r"dose \S+ for a is not a number above 0 and at most 10"):
         build_basis([A], dose=dose)
+    assert build_basis([A], dose=MAX_DOSE).dose({"a": 1.0}) == pytest.approx(10, rel=1e-5)
 
 
 def test_a_zero_vector_has_no_direction_and_is_refused() -> None:
@@ -350,3 +352,23 @@ def test_two_traits_of_one_name_are_refused() -> None:
     copied = replace(B, aliases=(*B.aliases, A.trait))
     with pytest.raises(ArtifactError, match=rf"'{A.trait}' would name several traits: {A.trait}, {B.trait}"):
         build_basis([A, copied])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(("x",), ("x",)), ((), ("a",)), (("b",), ())], ids=["two aliases", "a's name", "b's name"]
+)
+def test_no_basis_has_a_name_for_two_columns_however_it_is_made(
+    one: tuple[str, ...], other: tuple[str, ...], tmp_path: Path
+) -> None:
+    basis = build_basis([replace(A, aliases=()), replace(B, aliases=())])
+    columns = tuple(replace(c, aliases=names) for c, names in zip(basis.columns, (one, other), strict=True))
+    with pytest.raises(ArtifactError, match=r"'[abx]' would name several traits: a, b; change"):
+        Basis(columns, basis.matrix)
+    with pytest.raises(ArtifactError, match="would name several traits"):
+        with_columns(basis, {"b": (replace(columns[1], aliases=("a",)), basis.matrix[:, 1])})
+    own = replace(basis.columns[0], aliases=("a", "x", "x"))  # its own name twice means one trait
+    Basis((own, basis.columns[1]), basis.matrix)
+
+
+def test_the_basis_that_ships_has_no_such_name() -> None:
+    Basis.load(Path(__file__).parent.parent / "vectors" / "smollm2-135m-instruct" / "basis.safetensors")
