@@ -185,6 +185,16 @@ def test_a_refusal_says_spec_doses_limits_share_factor_and_the_way_out(user: Use
     assert isinstance(caught.value, TraitSpecError)
 
 
+@pytest.mark.parametrize(
+    ("traits", "dose", "times"), [("east-2.01", "0.402", "1.005"), ("east-2.0001", "0.40002", "1.00005")]
+)
+def test_a_refusal_by_little_has_the_digits_that_show_it(
+    user: UserSimulator, traits: str, dose: str, times: str
+) -> None:
+    with pytest.raises(OverLimitError, match=rf"{dose} at layer 2 \(limit 0\.4\): {times} times"):
+        user.prepare(TALK, traits)
+
+
 @pytest.mark.parametrize("traits", ["west-1.1", "west-1.333", "east-2+north-3", "west-7+far--2", "north-49"])
 def test_the_factor_that_is_told_is_taken(user: UserSimulator, traits: str) -> None:
     with pytest.raises(OverLimitError) as caught:

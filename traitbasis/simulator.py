@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from traitbasis.basis import Basis, find_basis
+from traitbasis.basis import MAX_DOSE, Basis, find_basis
 from traitbasis.chat import (
     As,
     Turn,
@@ -53,8 +53,6 @@ from traitbasis.users import DEFAULT_USER, ServedUser
 
 # Stands in for a harness's instruction when a conversation has no system message.
 DEFAULT_INSTRUCTION = "You are a customer talking to a support agent. Write the customer's next message."
-# Keeps arithmetic finite, no more, and cannot be forced: what a model bears of a trait, its calibrated limit says.
-MAX_DOSE = 10.0
 # A level that was calibrated to stand at the limit must not be refused for the rounding of float32.
 _FULL = 1 + 1e-5
 
@@ -289,13 +287,16 @@ class UserSimulator:
         share = self.basis.load_share(intensities)
         if share <= _FULL:
             return None
+        loads = self.basis.loads(intensities)
+        digits = _digits_apart((share, 1.0), *((load.dose, load.limit) for load in loads))
         doses = " and ".join(
-            f"{load.dose:.3g} at layer {load.layer} ({f'limit {load.limit:.3g}' if load.limit < inf else 'no limit'})"
-            for load in self.basis.loads(intensities)
+            f"{load.dose:.{digits}g} at layer {load.layer} "
+            f"({f'limit {load.limit:.{digits}g}' if load.limit < inf else 'no limit'})"
+            for load in loads
         )
         return (
-            f"{spec} is a dose of {doses}: {share:.3g} times what {self.lm.name} was found to bear before its text is "
-            f"damaged; multiply each intensity by {_rounded_down(1 / share):.3g} at most, or {way_out}"
+            f"{spec} is a dose of {doses}: {share:.{digits}g} times what {self.lm.name} was found to bear before its "
+            f"text is damaged; multiply each intensity by {_rounded_down(1 / share):.3g} at most, or {way_out}"
         )
 
     def _guards_for(self, user: ServedUser, plain: str | None, structured: bool) -> tuple[Guard, ...]:
@@ -358,6 +359,11 @@ class UserSimulator:
                     return
         finally:
             ticket.cancel()  # nothing to cancel when it ended
+
+
+def _digits_apart(*pairs: tuple[float, float]) -> int:
+    """How many digits, 3 to 8, show that the numbers of each pair are not the same."""
+    return next((n for n in range(3, 8) if all(f"{a:.{n}g}" != f"{b:.{n}g}" for a, b in pairs)), 8)
 
 
 def _rounded_down(value: float) -> float:

@@ -19,8 +19,9 @@ LEVELS = {"off": 0.0, "none": 0.0, "low": 0.5, "medium": 1.0, "high": 1.5}
 _NOTHING = ("off", "none")  # as a whole spec: unsteered
 MAX_INTENSITY = 1000  # far beyond any use; keeps sums finite
 Traits = str | Mapping[str, Any] | None
+_TINY = 1e-9  # what is smaller is written with an exponent
 
-_PART = re.compile(r"^(?P<trait>[A-Za-z][A-Za-z0-9_]*)(?:-(?P<intensity>-?[A-Za-z0-9.]+))?$")
+_PART = re.compile(r"^(?P<trait>[A-Za-z][A-Za-z0-9_]*)(?:-(?P<intensity>-?(?:[0-9.]+e-[0-9]+|[A-Za-z0-9.]+)))?$")
 
 
 def parse_traits(
@@ -71,8 +72,9 @@ def format_traits(intensities: Mapping[str, float]) -> str:
 
 
 def _digits(value: float) -> str:
-    """The shortest decimal that reads back as `value`, without an exponent: ``-`` and ``+`` mean other things here."""
-    return f"{Decimal(repr(float(value))):f}".removesuffix(".0")
+    """The shortest decimal that reads back as `value`; with an exponent only where there would be very many zeros."""
+    text = repr(float(value))
+    return text if 0 < abs(value) < _TINY else f"{Decimal(text):f}".removesuffix(".0")
 
 
 def _intensity(trait: str, value: Any, levels: Mapping[str, float]) -> float:
