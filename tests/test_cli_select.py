@@ -86,7 +86,8 @@ def alone(here: Path) -> str:
 def test_a_selection_is_written_with_what_made_it(here: Path, alone: str) -> None:
     content = json.loads((here / "alone" / "tiny-llama" / "selection.json").read_text())
     assert set(content["traits"]) == set(TRAITS)
-    assert content["made_by"]["turns"] == 3 and content["made_by"]["model"] == "tiny-llama"
+    made_by = content["traits"]["loud"]["made_by"]
+    assert made_by["turns"] == 3 and made_by["model"] == "tiny-llama" and made_by["model_fingerprint"]
     for trait in TRAITS:
         selection = read_selection(content["traits"][trait])
         assert [(s.layer, s.dose) for s in selection.summaries] == [(1, 0.1), (1, 0.3), (2, 0.1), (2, 0.3)]
@@ -140,6 +141,19 @@ def test_calibration_writes_a_basis_with_levels_and_limits(here: Path, alone: st
     again = succeed(here, "calibrate", *doses, "--jobs", "2", "--out", "alone")
     assert Basis.load(here / "alone" / "tiny-llama" / "basis.safetensors").fingerprint == basis.fingerprint
     assert again == output
+
+
+def test_changed_pairs_and_another_model_are_not_calibrated_with_the_old_choice(here: Path, alone: str) -> None:
+    path = here / "alone" / "tiny-llama" / "selection.json"
+    before = path.read_text()
+    for name, value, said in (("pairs", "0" * 64, "have changed"), ("model_fingerprint", "0" * 16, "another model")):
+        content = json.loads(before)
+        content["traits"]["loud"]["made_by"][name] = value
+        path.write_text(json.dumps(content))
+        process = start(here, "calibrate", "--doses", "0.1", "--jobs", "1", "--out", "alone")
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 1 and "loud" in errors and said in " ".join(errors.split()), errors
+    path.write_text(before)
 
 
 def test_a_trait_that_was_not_selected_cannot_be_calibrated(here: Path, alone: str) -> None:

@@ -400,7 +400,26 @@ def test_what_shows_only_at_the_cost_of_facts_gets_the_dose_that_facts_bear() ->
     assert chosen(choice(cells[2], likelihood=costs)) == (None, None)
 
 
+def test_turns_that_lost_facts_are_not_chosen_at_their_own_dose() -> None:
+    """A cheap fact cost does not outweigh facts that were seen to be lost: a smaller dose that kept them, or less."""
+    lost = {"facts": 0.0}
+    kept = cell(1, 0.1, NOISE * 3)
+    costs = [Likely(1, dose, 0.1, 0.1, 0.3) for dose in (0.1, 0.3)]
+    both = choice(kept, cell(1, 0.3, 0.8, **lost), likelihood=costs)
+    assert "facts" not in rejected(both)[0] and rejected(both)[1] == ("facts",) and chosen(both) == (1, 0.1)
+    alone = choice(cell(1, 0.3, 0.8, **lost), likelihood=costs)
+    assert chosen(alone) == (1, 0.15)
+
+
+def test_what_is_no_number_keeps_no_floor() -> None:
+    nothing = choice(cell(1, 0.2, 0.5, surprise=float("nan")))
+    assert rejected(nothing) == [("surprise",)] and chosen(nothing) == (None, None)
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
+
+
+MADE_BY = {"impatience": {"model": "m"}, "rude": {"model": "n"}}
 
 
 def test_a_selection_comes_back_from_json(tmp_path: Path) -> None:
@@ -408,18 +427,19 @@ def test_a_selection_comes_back_from_json(tmp_path: Path) -> None:
     none = replace(choice(cell(1, 0.2, 0.0, broken=1.0)), trait="rude")
     for selection in (chosen_one, none):
         assert read_selection(json.loads(json.dumps(asdict(selection)))) == selection
-    path = save_selections([chosen_one, none], tmp_path / "deep" / "selection.json", {"model": "m"})
+    path = save_selections([chosen_one, none], tmp_path / "deep" / "selection.json", MADE_BY)
     found = read_selections(path)
     assert list(found) == ["impatience", "rude"]
     assert [read_selection(values) for values in found.values()] == [chosen_one, none]
-    assert [file.name for file in path.parent.iterdir()] == ["selection.json"]
+    assert [values["made_by"] for values in found.values()] == [{"model": "m"}, {"model": "n"}]
+    assert [file.name for file in path.parent.iterdir() if file.suffix != ".lock"] == ["selection.json"]
 
 
 def test_saving_keeps_other_traits_and_replaces_its_own(tmp_path: Path) -> None:
     path = tmp_path / "selection.json"
     first, second = choice(cell(1, 0.2, 0.5)), choice(cell(2, 0.1, 0.7))
-    save_selections([first, replace(first, trait="rude")], path, {"seed": 0})
-    save_selections([second], path, {"seed": 1})
+    save_selections([first, replace(first, trait="rude")], path, MADE_BY)
+    save_selections([second], path, MADE_BY)
     assert {name: read_selection(values) for name, values in read_selections(path).items()} == {
         "impatience": second,
         "rude": replace(first, trait="rude"),
@@ -431,13 +451,13 @@ def test_saving_keeps_other_traits_and_replaces_its_own(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_no_selection_is_refused_with_the_way_out(tmp_path: Path, content: str) -> None:
     path = tmp_path / "selection.json"
-    with pytest.raises(SweepError, match=r"cannot read .*selection\.json.*traitbasis select"):
+    with pytest.raises(SweepError, match=r"no selection at .*selection\.json.*traitbasis select"):
         read_selections(path)
     path.write_text(content)
     with pytest.raises(SweepError, match=r"selection\.json"):
         read_selections(path)
     with pytest.raises(SweepError, match=r"selection\.json"):
-        save_selections([choice(cell(1, 0.2, 0.5))], path, {})
+        save_selections([choice(cell(1, 0.2, 0.5))], path, MADE_BY)
     assert path.read_text() == content, "what cannot be read is not written over"
 
 

@@ -384,7 +384,7 @@ def test_other_lines_are_found_by_kind_and_are_no_cells(tmp_path: Path) -> None:
 def test_other_settings_are_refused_by_name(tmp_path: Path, changed: dict[str, Any]) -> None:
     path = tmp_path / "a.jsonl"
     content = stored(path, []).path.read_bytes()
-    says = rf"a\.jsonl holds a sweep with other settings \({', '.join(sorted(changed))}\); delete it"
+    says = rf"a\.jsonl holds a sweep with other settings \({', '.join(sorted(changed))}\); delete the folder"
     with pytest.raises(SweepError, match=says):
         Store(path, HEADER | changed)
     assert path.read_bytes() == content, "and nothing is written"
