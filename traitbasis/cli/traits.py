@@ -22,7 +22,7 @@ def traits(
     basis: BasisFile = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="As a table for a document.")] = False,
 ) -> None:
-    """List the traits that ship, and what a model's basis knows of each: layer, doses of its levels, limit.
+    """List the traits that ship, and what a model's basis knows of each: screening, layer, doses of its levels, limit.
 
     Example: traitbasis traits
     """
@@ -30,9 +30,16 @@ def traits(
     from traitbasis.errors import ArtifactError
     from traitbasis.model import model_slug
     from traitbasis.pairs import known_traits, load_pairs
+    from traitbasis.select import read_selection, read_selections
 
+    screened: dict[str, str] = {}
     try:
-        found = Basis.load(basis or basis_path(model_slug(model)))
+        path = basis or basis_path(model_slug(model))
+        found = Basis.load(path)
+        beside = path.with_name("selection.json")
+        for trait, chosen in (read_selections(beside) if beside.is_file() else {}).items():
+            screening = read_selection(chosen).screening
+            screened[trait] = f"AUC {max(screening.auc):.2f}, agreement {max(screening.agreement):.2f}"
     except ArtifactError as error:
         if basis:
             raise
@@ -48,8 +55,9 @@ def traits(
             doses = " / ".join(f"{intensity * medium:.2f}" for intensity in column.levels.values())
             limit = "" if column.limit is None else f", limit {column.limit:.2f}"
             state = f"layer {column.layer}, {doses}{limit}" + ("" if column.steerable else "; not steerable")
-        rows.append((pair_set.family or "", pair_set.trait, pair_set.definition, pair_set.opposite, state))
-    heads = ("family", "trait", "what it does", "opposite pole", "doses of low / medium / high")
+        known = screened.get(pair_set.trait, "")
+        rows.append((pair_set.family or "", pair_set.trait, pair_set.definition, pair_set.opposite, known, state))
+    heads = ("family", "trait", "what it does", "opposite pole", "screening", "doses of low / medium / high")
     if markdown:
         print("\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows)))
         return
