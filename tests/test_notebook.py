@@ -23,7 +23,15 @@ from traitbasis.sweep import Generator
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 NOTEBOOK = FOLDER / "layer_sweep.ipynb"
-SETTINGS = {"TRAITS": "impatience", "LAYERS": "1,2", "DOSES": "0.2", "TURNS": "4", "SEED": "5", "CURVE": "0.1,0.2"}
+SETTINGS = {
+    "TRAITS": "impatience",
+    "LAYERS": "1,2",
+    "DOSES": "0.2",
+    "TURNS": "4",
+    "SEED": "5",
+    "DTYPE": "float32",
+    "CURVE": "0.1,0.2",
+}
 
 sys.path.insert(0, str(FOLDER))
 from execute_notebook import code_hash, execute  # noqa: E402
