@@ -30,5 +30,5 @@ def test_a_run_with_its_own_steering_endpoint(
     said = [message["content"] for message in result.traj if message["role"] == "user"]
     asked = [exchange for exchange in user.exchanges if exchange.path == "/steer_tau"]
     assert [exchange.got["response"] for exchange in asked][2:] == said and len(said) == 2
-    assert all(exchange.sent["trait_dict"] == {"impatience": 1, "skeptical": 2} for exchange in asked)
+    assert all(exchange.sent["trait_dict"] == {"impatience": 1, "skeptical": 1} for exchange in asked)
     assert all(exchange.headers["api-key"] == "tautrait-001" for exchange in asked)
