@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -78,6 +79,16 @@ def test_steering_makes_held_out_wording_of_the_trait_likelier(
     assert less < none < some < more
 
 
+@pytest.mark.parametrize("trait", known_traits())
+def test_expression_rises_over_the_shipped_levels(real_basis: Basis, trait: str) -> None:
+    """On the curve that calibration measured in turns on tasks that are in no pair: above unsteered at low, and up."""
+    column = real_basis.columns[real_basis.traits.index(trait)]
+    doses, shown = zip(*((point.dose, point.expression) for point in column.curve), strict=True)
+    at = [np.interp(real_basis.dose({trait: x}), [0, *doses], [0, *shown]) for x in column.levels.values()]
+    assert 0 < at[0] < at[1] < at[2]
+    assert real_basis.dose({trait: column.high}) <= column.limit * (1 + 1e-3)
+
+
 @pytest.mark.parametrize("trait", PAPER_TRAITS)
 def test_probes_tell_the_trait_on_pairs_they_were_not_made_from(real: LanguageModel, trait: str) -> None:
     assert TraitProbe.from_held_out(real, load_pairs(trait)).auc > 0.9
@@ -86,9 +97,9 @@ def test_probes_tell_the_trait_on_pairs_they_were_not_made_from(real: LanguageMo
 def test_the_past_is_clean_and_steering_never_outlives_its_turn(real_user: UserSimulator) -> None:
     """Contract 4, fault 30: after a strongly steered turn, the same conversation unsteered is as if it never was."""
     cold = real_user.reply(MESSAGES, temperature=0, max_tokens=24)
-    steered = real_user.reply(MESSAGES, "confusion-1.5", temperature=0, max_tokens=24)
+    steered = real_user.reply(MESSAGES, "skeptical-high", temperature=0, max_tokens=24)
     again = real_user.reply(MESSAGES, temperature=0, max_tokens=24)
-    everywhere = real_user.reply(MESSAGES, "confusion-1.5", positions="all", temperature=0, max_tokens=24)
+    everywhere = real_user.reply(MESSAGES, "skeptical-high", positions="all", temperature=0, max_tokens=24)
     assert again == cold
     assert len({cold.text, steered.text, everywhere.text}) == 3
 
