@@ -45,6 +45,7 @@ from traitbasis.bench import (
     throughput,
     weight_bytes,
 )
+from traitbasis.cli import checks
 from traitbasis.engines import transformers as engine_module
 from traitbasis.engines.base import Request, Sampling, generate
 from traitbasis.engines.kv import PrefixCache
@@ -433,7 +434,7 @@ def test_arguments_that_cannot_be_are_refused_by_name(
     files: tuple[Path, Path], arguments: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a model is loaded."""
-    monkeypatch.setattr(cli, "_load", lambda *arguments: pytest.fail("the model was loaded first"))
+    monkeypatch.setattr(checks, "load_lm", lambda *arguments: pytest.fail("the model was loaded first"))
     result = run(files, *arguments)
     assert result.exit_code == 2, (result.output, result.exception)
     assert all(word in result.output for word in words), result.output

@@ -95,10 +95,11 @@ def test_with_a_device_map_auto_is_the_checkpoints_own(small_folder: Path) -> No
 def test_fastest_is_what_is_measured_for_the_models_width(
     folder: Path, measured: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    widths: list[int] = []
-    monkeypatch.setattr(model_module, "faster_dtype", lambda width: widths.append(width) or measured)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(model_module, "faster_dtype", lambda width, rows: asked.append((width, rows)) or measured)
     assert load_model(str(folder), dtype="fastest", device="cpu").model.dtype == measured
-    assert widths == [WIDTH]
+    assert load_model(str(folder), dtype="fastest", device="cpu", rows=256).model.dtype == measured
+    assert asked == [(WIDTH, 8), (WIDTH, 256)]
 
 
 def test_fastest_is_one_of_the_two(folder: Path) -> None:
