@@ -562,7 +562,7 @@ def succeed(*arguments: str | Path) -> str:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with vectors of a model named ``m``."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.vectors.out, "width", 120)
+    monkeypatch.setattr(cli.vectors.out, "_width", 120)  # put back as unset, which "width" would not be
     for vector in (A, B, C, D):
         vector.save(f"vectors/m/{vector.trait}.safetensors")
     return tmp_path
@@ -588,7 +588,7 @@ def test_build_takes_what_was_selected_and_says_so(here: Path) -> None:
 def test_build_takes_trait_vectors_and_names_what_else_lies_among_them(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli.vectors.err, "width", 120)
+    monkeypatch.setattr(cli.vectors.err, "_width", 120)
     succeed("build", "--model", "m", "--orthogonal", "symmetric", "--out", "vectors/m/orth.safetensors")
     save_file({"x": torch.zeros(2)}, "vectors/m/foreign.safetensors")
     output = succeed("build", "--model", "m")
