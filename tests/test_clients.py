@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 from serving import serving
-from traitbasis.server import create_app
+from traitbasis.server import Limits, Settings, create_app
 
 from traitbasis.basis import Basis
-from traitbasis.engines.base import Sampling
-from traitbasis.model import LanguageModel
 from traitbasis.simulator import UserSimulator
 
 MODEL = "steered-user@impatience-high+skeptical-0.5"
@@ -22,12 +20,9 @@ MESSAGES: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def url(real: LanguageModel, real_basis: Basis) -> Iterator[str]:
-    """A server of short turns: of four traits at once many draws are rejected, and each would be 96 tokens long."""
-    with (
-        UserSimulator(real, real_basis, sampling=Sampling(max_tokens=32)) as user,
-        serving(create_app(user)) as url,
-    ):
+def url(real_user: UserSimulator) -> Iterator[str]:
+    """A server of short turns: of four traits at once many draws are rejected, and tau-trait asks for 256 tokens."""
+    with serving(create_app(real_user, Settings(limits=Limits(output_tokens=32)))) as url:
         yield url
 
 
