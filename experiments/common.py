@@ -18,6 +18,7 @@ from torch import Tensor
 
 from traitbasis.basis import Basis, find_basis
 from traitbasis.errors import ArtifactError, TraitBasisError
+from traitbasis.files import write_whole
 from traitbasis.model import LanguageModel
 from traitbasis.select import bootstrap
 
@@ -77,11 +78,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     """Write under a temporary name first. Raises ValueError for nan, which JSON does not have."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 @contextmanager

@@ -19,9 +19,10 @@ from typing import Any
 
 from common import table, write_json
 
-from traitbasis.annotate import one_line, protect, write_text
+from traitbasis.annotate import one_line, protect
 from traitbasis.contexts import contexts_hash, read_contexts
 from traitbasis.errors import AnnotationError
+from traitbasis.files import write_whole
 from traitbasis.metrics.instruments import concordance, rank_correlation
 from traitbasis.pairs import load_pairs
 
@@ -72,7 +73,7 @@ def write_sheet(results: Path, contexts: Path, sheet: Path, key: Path, items: in
     hidden = {row[0]: turn for row, turn in zip(rows, drawn, strict=True)}
     write_json(key, {"format": FORMAT, "made_by": made_by, "seed": seed, "items": hidden})
     lines = [COLUMNS, *([protect(cell) for cell in row] for row in rows)]
-    write_text(sheet, "\ufeff" + _to_csv(lines))  # Excel takes UTF-8 for something else without the mark
+    write_whole(sheet, "\ufeff" + _to_csv(lines))  # Excel takes UTF-8 for something else without the mark
 
 
 def draw(turns: list[dict[str, Any]], items: int, seed: int = 0) -> list[dict[str, Any]]:

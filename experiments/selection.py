@@ -25,13 +25,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from common import Interval, over_tasks, own_basis, progress, run, table, versions, write_json
 from ratings import read_ratings, show_ratings, write_sheet
-from torch import Tensor
 
 from traitbasis.basis import DEFAULT_DOSE, Basis
 from traitbasis.contexts import read_contexts
@@ -39,8 +38,8 @@ from traitbasis.errors import SweepError
 from traitbasis.metrics.judge import Judge
 from traitbasis.model import load_model
 from traitbasis.pairs import PAPER_TRAITS, PairSet, load_pairs
-from traitbasis.select import Selector, agreement, gains, mean_gain, read_selections
-from traitbasis.sweep import UNSTEERED, Cell, Generator, Spec, Store, SweptTurn, persona_prompt
+from traitbasis.select import Selector, agreement, along, gains, judge_cells, mean_gain, read_selections
+from traitbasis.sweep import UNSTEERED, Cell, Generator, Spec, Store, persona_prompt
 
 COUNTED = ("broken", "role_flip", "surprise", "relevance", "words")  # plain means
 Cells = Mapping[str, Cell]  # by the condition's name
@@ -91,35 +90,21 @@ def measure(selector: Selector, pair_set: PairSet, specs: Mapping[str, Spec], do
     header = {**selector.generator.settings, "trait": trait, "pairs": vector.provenance.pair_set_hash}
     store = Store(selector.folder / f"{trait}.jsonl", header)
 
-    def addition(spec: Spec) -> dict[int, Tensor]:
-        return {} if spec.layer is None else {spec.layer: vector.at_dose(spec.layer, spec.dose)}
-
     shared = [spec for spec in specs.values() if spec.trait is None]
     found = dict(zip(shared, selector.baselines(shared, instruments), strict=True))
     done(len(shared))
     # One by one: conditions may be the same point.
     for spec in dict.fromkeys(spec for spec in specs.values() if spec.trait):
-        (found[spec],) = selector.generator.cells([spec], store, addition, instruments, persona_prompt(pair_set))
+        (found[spec],) = selector.generator.cells([spec], store, along(vector), instruments, persona_prompt(pair_set))
         done(1)
     return {name: found[spec] for name, spec in specs.items()}
 
 
 def judged(judge: Judge, pair_set: PairSet, generator: Generator, cells: Cells) -> Cells:
     """The cells with the judge's scores, nan where its answer could not be read."""
-    items = [
-        (generator.contexts[number].turns, turn.text)
-        for cell in cells.values()
-        for (number, _), turn in zip(generator.cases, cell.turns, strict=True)
-    ]
-    with progress(f"asking the judge about {pair_set.trait}", len(items)) as advance:
-        said = iter(judge.score(pair_set.definition, pair_set.opposite, pair_set.trait, items, progress=advance))
-
-    def with_score(turn: SweptTurn) -> SweptTurn:
-        score = next(said)
-        scores = {**turn.scores, f"judge:{pair_set.trait}": math.nan if score is None else score}
-        return replace(turn, scores=scores)
-
-    return {name: replace(cell, turns=tuple(map(with_score, cell.turns))) for name, cell in cells.items()}
+    turns = sum(len(cell.turns) for cell in cells.values())
+    with progress(f"asking the judge about {pair_set.trait}", turns) as advance:
+        return dict(zip(cells, judge_cells(judge, pair_set, generator, [*cells.values()], advance), strict=True))
 
 
 def summarize(trait: str, cells: Cells, seeds: int) -> dict[str, dict[str, Any]]:

@@ -16,10 +16,8 @@ import hashlib
 import io
 import json
 import math
-import os
 import random
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -33,6 +31,7 @@ from traitbasis.basis import DEFAULT_DOSE
 from traitbasis.contexts import EvaluationContext, contexts_hash, read_contexts
 from traitbasis.embedded import DEFAULT_MODEL
 from traitbasis.errors import AnnotationError
+from traitbasis.files import write_whole
 from traitbasis.pairs import PairSet, known_traits, load_pairs
 
 if TYPE_CHECKING:
@@ -102,9 +101,9 @@ class Sheet:
         folder.mkdir(parents=True, exist_ok=True)
         table = folder / f"{self.trait}.csv"
         page = folder / f"{self.trait}.html"
-        write_text(key, content)
-        write_text(table, self._table())
-        write_text(page, self._page())
+        write_whole(key, content)
+        write_whole(table, self._table())
+        write_whole(page, self._page())
         return table, page, key
 
     @classmethod
@@ -285,19 +284,6 @@ def _draw(cell: Cell, cells: list[Cell], count: int, seed: int) -> list[SweptTur
 def one_line(*texts: str) -> str:
     """Texts with every run of white space a space."""
     return " ".join(" ".join(texts).split())
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 under a temporary name first: never half a file."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(text.encode("utf-8", "replace"))
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _policy(template: str) -> str:

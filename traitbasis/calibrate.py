@@ -26,9 +26,8 @@ from torch import Tensor
 
 from traitbasis.basis import Basis, Column, CurvePoint
 from traitbasis.errors import SweepError
-from traitbasis.metrics.likelihood import PairLikelihood
 from traitbasis.pairs import PairSet, file_hash
-from traitbasis.select import Screening, Selector, bootstrap, gains, mean_gain
+from traitbasis.select import Screening, Selector, along, bootstrap, gains, mean_gain
 from traitbasis.sweep import UNSTEERED, Cell, Spec, Store
 from traitbasis.trait_vector import TraitVector
 
@@ -94,7 +93,7 @@ def calibrate(
     cells = generator.cells(
         [Spec("steered", trait, layer, dose) for dose in doses],
         store,
-        lambda spec: {layer: vector.at_dose(layer, spec.dose)},
+        along(vector),
         instruments,
         done=progress,
     )
@@ -149,8 +148,8 @@ def _fact_costs(
 ) -> list[float]:
     found = {line["dose"]: line["fact_cost"] for line in store.lines if line.get("kind") == "fact_cost"}
     if missing := [dose for dose in doses if dose not in found]:
-        pairs = PairLikelihood(selector.pair_reader, pair_set.select("extra") or pair_set.select("heldout"))
-        measured = pairs.measure_all([{layer: vector.at_dose(layer, dose)} for dose in missing])
+        pushes = [{layer: vector.at_dose(layer, dose)} for dose in missing]
+        measured = selector.likelihood(pair_set).measure_all(pushes)
         for dose, likelihood in zip(missing, measured, strict=True):
             found[dose] = round(float(likelihood.fact_cost.mean()), 4)
             store.append({"kind": "fact_cost", "dose": dose, "fact_cost": found[dose]})

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from traitbasis.basis import DEFAULT_DOSE, MAX_DOSE, Basis, Column, How, Orthogonalized, build_basis
 from traitbasis.errors import ArtifactError, PairError, TraitBasisError
+from traitbasis.files import write_whole
 from traitbasis.metrics.likelihood import PairLikelihood
 from traitbasis.metrics.turns import Instruments, expression
 from traitbasis.pairs import PairSet, pair_set_hash
@@ -290,12 +291,7 @@ class Leakage:
 
     def save(self, path: str | Path) -> Path:
         """Write as JSON, by way of a temporary file beside it."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".part")
-        temporary.write_text(json.dumps({"format": _LEAKAGE, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
-        return path
+        return write_whole(path, json.dumps({"format": _LEAKAGE, **asdict(self)}, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Leakage:

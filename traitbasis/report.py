@@ -19,10 +19,11 @@ import jinja2
 from markupsafe import Markup
 
 from traitbasis import plots
-from traitbasis.annotate import one_line, write_text
+from traitbasis.annotate import one_line
 from traitbasis.basis import Basis
 from traitbasis.contexts import EvaluationContext, contexts_hash, read_contexts
 from traitbasis.errors import ReportError
+from traitbasis.files import write_whole
 from traitbasis.pairs import PairSet, pair_set_hash
 from traitbasis.select import RULE, Rule, Selection, Summary
 from traitbasis.sweep import UNSTEERED, Cell, Spec
@@ -99,8 +100,7 @@ def write_report(
     )  # fmt: skip
     path = Path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, page)
+        write_whole(path, page)
     except OSError as error:
         raise ReportError(f"cannot write the report to {path}: {error.strerror or error}") from error
     return path

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -33,6 +32,7 @@ from torch import Tensor
 from traitbasis.chat import As
 from traitbasis.errors import SweepError
 from traitbasis.extract import extract
+from traitbasis.files import write_whole
 from traitbasis.metrics.classifier import TraitClassifier, train_classifier
 from traitbasis.metrics.fidelity import Sides, TraitProbe, auc, read_sides
 from traitbasis.metrics.instruments import rank_correlation
@@ -241,7 +241,6 @@ class Selector:
 
         Raises PairError when no pair is held out, SweepError when the files hold a sweep with other settings.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / f"{pair_set.trait}.lock"):  # whoever comes second finds the work done
             return self._select(pair_set)
 
@@ -266,19 +265,12 @@ class Selector:
         layers = self._layers or best_layers(likelihood, self._candidates, self.rule)
         points = [(z, dose) for z in layers for dose in self._doses]
         likelihood += self._likelihood(store, pair_set, vector, [p for p in points if p[1] != LIKELIHOOD_DOSE])
-        specs = [Spec("steered", pair_set.trait, *point) for point in points]
-
-        def addition(spec: Spec) -> dict[int, Tensor]:
-            return {} if spec.layer is None else {spec.layer: vector.at_dose(spec.layer, spec.dose)}
-
-        prompted = Spec("prompted", pair_set.trait)
-        cells = self.generator.cells(
-            [*specs, prompted], store, addition, instruments, persona_prompt(pair_set), self.progress
-        )
+        specs = [*(Spec("steered", pair_set.trait, *point) for point in points), Spec("prompted", pair_set.trait)]
+        cells = self.generator.cells(specs, store, along(vector), instruments, persona_prompt(pair_set), self.progress)
         randoms = [Spec("random", None, *point) for point in points]
         plain, *control = self.baselines([UNSTEERED, *randoms], instruments)
         if self._judge:
-            plain, *rest = self._judged(pair_set, [plain, *control, *cells])
+            plain, *rest = judge_cells(self._judge, pair_set, self.generator, [plain, *control, *cells])
             control, cells = rest[: len(control)], rest[len(control) :]
         selection = choose(pair_set.trait, screening, likelihood, cells[:-1], cells[-1], plain, control, self.rule)
         store.append({"kind": "selection", "wanted": wanted, "selection": asdict(selection)})
@@ -309,20 +301,6 @@ class Selector:
         with FileLock(f"{self._baselines.path}.lock"):
             self._baselines.reload()
             return self.generator.cells(specs, self._baselines, addition, {})
-
-    def _judged(self, pair_set: PairSet, cells: Sequence[Cell]) -> list[Cell]:
-        """Cells with the judge's scores beside the others'; what it gave no readable answer to has none (nan)."""
-        assert self._judge
-        items = [item for cell in cells for item in _turns(self.generator, cell)]
-        scores = iter(self._judge.score(pair_set.definition, pair_set.opposite, pair_set.trait, items))
-
-        def judged(turn: SweptTurn) -> SweptTurn:
-            score = next(scores)
-            return replace(
-                turn, scores={**turn.scores, f"judge:{pair_set.trait}": float("nan") if score is None else score}
-            )
-
-        return [replace(cell, turns=tuple(map(judged, cell.turns))) for cell in cells]
 
     def _scored(self, cell: Cell, instruments: Instruments) -> Cell:
         states = self.generator.states
@@ -383,19 +361,22 @@ class Selector:
             surprise=(round(float(surprise.mean()), 4), round(float(surprise.std()), 4)),
         )
 
+    def likelihood(self, pair_set: PairSet) -> PairLikelihood:
+        """Sieve 2's pairs: such as neither the vector nor the probe is made from, where there are some."""
+        key = file_hash(pair_set)
+        if self._pairs is None or self._pairs[0] != key:  # the trait at hand is asked again and again
+            chosen = pair_set.select("extra") or pair_set.select("heldout")
+            self._pairs = key, PairLikelihood(self.pair_reader, chosen)
+        return self._pairs[1]
+
     def _likelihood(
         self, store: Store, pair_set: PairSet, vector: TraitVector, points: Sequence[tuple[int, float]]
     ) -> tuple[Likely, ...]:
-        """Sieve 2, on pairs that neither the vector nor the probe is made from, where there are such."""
+        """Sieve 2 at these layers and doses; what the store has is not measured again."""
         stored = [Likely(**line["likely"]) for line in store.lines if line.get("kind") == "likelihood"]
         known = {(likely.layer, likely.dose): likely for likely in stored}
         if missing := [point for point in points if point not in known]:
-            key = file_hash(pair_set)
-            if self._pairs is None or self._pairs[0] != key:
-                chosen = pair_set.select("extra") or pair_set.select("heldout")
-                self._pairs = key, PairLikelihood(self.pair_reader, chosen)
-            pairs = self._pairs[1]
-            measured = pairs.measure_all([{z: vector.at_dose(z, dose)} for z, dose in missing])
+            measured = self.likelihood(pair_set).measure_all([{z: vector.at_dose(z, dose)} for z, dose in missing])
             for (z, dose), found in zip(missing, measured, strict=True):
                 values = (found.preference, found.fact_cost, found.kl)
                 likely = known[z, dose] = Likely(z, dose, *(round(float(value.mean()), 4) for value in values))
@@ -523,6 +504,32 @@ def summarize(cell: Cell, trait: str, unsteered: Cell) -> Summary:
     )
 
 
+def along(vector: TraitVector) -> Callable[[Spec], dict[int, Tensor]]:
+    """What a spec's layer and dose add, along a trait's vector."""
+    return lambda spec: {} if spec.layer is None else {spec.layer: vector.at_dose(spec.layer, spec.dose)}
+
+
+def judge_cells(
+    judge: Judge,
+    pair_set: PairSet,
+    generator: Generator,
+    cells: Sequence[Cell],
+    progress: Progress | None = None,
+) -> list[Cell]:
+    """Cells with a judge's scores beside the others'; what it gave no readable answer to has none (nan). progress: told
+    how many turns were judged."""
+    items = [item for cell in cells for item in _turns(generator, cell)]
+    scores = iter(judge.score(pair_set.definition, pair_set.opposite, pair_set.trait, items, progress=progress))
+
+    def scored(turn: SweptTurn) -> SweptTurn:
+        score = next(scores)
+        return replace(
+            turn, scores={**turn.scores, f"judge:{pair_set.trait}": float("nan") if score is None else score}
+        )
+
+    return [replace(cell, turns=tuple(map(scored, cell.turns))) for cell in cells]
+
+
 def gains(cell: Cell, trait: str, unsteered: Cell) -> dict[str, Tensor]:
     """Expression above the unsteered turn to the same context, ``(turns,)``, by instrument."""
     measured = [name for name in INSTRUMENTS if f"{name}:{trait}" in cell.turns[0].scores]
@@ -581,7 +588,6 @@ def read_selection(values: Mapping[str, Any]) -> Selection:
 
 
 def _selection(values: Mapping[str, Any]) -> Selection:
-
     def frozen(value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
 
@@ -609,10 +615,8 @@ def save_selections(
         traits = read_selections(path) if path.is_file() else {}
         for selection in selections:
             traits[selection.trait] = {**asdict(selection), "made_by": dict(made_by[selection.trait])}
-        temporary = path.with_name(f".{path.name}-{os.getpid()}")
         content = {"format": "traitbasis.selection/1", "traits": dict(sorted(traits.items()))}
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, json.dumps(content, indent=1) + "\n")
     return path
 
 

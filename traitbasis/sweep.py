@@ -28,6 +28,7 @@ from traitbasis.contexts import EvaluationContext, contexts_hash
 from traitbasis.engines.base import Request, Sampling, generate_all
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.errors import SweepError
+from traitbasis.files import write_whole
 from traitbasis.metrics.turns import Instruments, measure_turns
 from traitbasis.model import LanguageModel
 from traitbasis.pairs import PairSet
@@ -95,7 +96,7 @@ class Store:
         self.lines: list[dict[str, Any]] = []
         self.cells: dict[Spec, Cell] = {}
         if path.is_file():
-            found, self.lines, whole = _read_lines(path)
+            found, self.lines, cells, whole = _read_lines(path)
             if found != header:
                 keys = found.keys() | header.keys()
                 different = sorted(key for key in keys if found.get(key, _ABSENT) != header.get(key, _ABSENT))
@@ -105,13 +106,9 @@ class Store:
                 )
             if whole < path.stat().st_size:
                 os.truncate(path, whole)
+            self.cells = {cell.spec: cell for cell in cells}
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(path.name + ".part")
-            temporary.write_text(json.dumps(header) + "\n", encoding="utf-8")
-            temporary.replace(path)
-        for line in self.lines:
-            self._keep(line)
+            write_whole(path, json.dumps(header) + "\n")
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line and have it on disk."""
@@ -120,9 +117,6 @@ class Store:
             file.flush()
             os.fsync(file.fileno())
         self.lines.append(dict(line))
-        self._keep(line)
-
-    def _keep(self, line: Mapping[str, Any]) -> None:
         if "condition" in line:
             cell = _cell(line)
             self.cells[cell.spec] = cell
@@ -272,24 +266,22 @@ def read_cells(path: str | Path) -> tuple[dict[str, Any], list[Cell]]:
     path = Path(path)
     if not path.is_file():
         raise SweepError(f"no sweep at {path}; make one with: traitbasis select --trait {path.stem}")
-    header, lines, _ = _read_lines(path)
-    return header, [_cell(line) for line in lines if "condition" in line]
+    header, _, cells, _ = _read_lines(path)
+    return header, cells
 
 
-def _read_lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
-    """Header, whole lines, and how many bytes they take."""
+def _read_lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[Cell], int]:
+    """Header, whole lines, the cells among them, and how many bytes they take."""
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     try:
         lines = [json.loads(line) for line in data[:whole].decode("utf-8").split("\n")[:-1]]
         if lines[0]["format"] != FORMAT:
             raise SweepError(f"{path} is no sweep of this version (its format is {lines[0]['format']!r})")
-        for line in lines:
-            if "condition" in line:
-                _cell(line)
+        cells = [_cell(line) for line in lines if "condition" in line]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise SweepError(f"{path} is no sweep, or damaged ({error}); delete it and sweep again") from error
-    return lines[0], lines[1:], whole
+    return lines[0], lines[1:], cells, whole
 
 
 def _cell(line: Mapping[str, Any]) -> Cell:

@@ -7,7 +7,6 @@ depends on the time or the machine's paths, so the same extraction writes the sa
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from traitbasis.chat import As, Span
 from traitbasis.errors import ArtifactError
+from traitbasis.files import write_whole
 from traitbasis.model import LanguageModel
 
 TRAIT_VECTOR = "traitbasis.trait_vector/1"
@@ -200,21 +200,10 @@ def provenance_from(description: Mapping[str, Any]) -> Provenance:
 
 def write_safetensors(path: str | Path, kind: str, tensors: Mapping[str, Tensor], description: Any) -> Path:
     """Write float32 tensors and a JSON description, under a temporary name first: never half a file."""
-    path = Path(path)
     content = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
     # One key: safetensors writes several in a random order, and the same extraction would write different files.
     data = save(content, metadata={_KEY: json.dumps({"format": kind, **description}, sort_keys=True)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
+    return write_whole(path, data)
 
 
 def kind_of(path: str | Path) -> Any:

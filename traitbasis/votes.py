@@ -22,8 +22,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from traitbasis.annotate import COLUMNS, Sheet, one_line, unprotect, write_text
+from traitbasis.annotate import COLUMNS, Sheet, one_line, unprotect
 from traitbasis.errors import AnnotationError
+from traitbasis.files import write_whole
 from traitbasis.metrics.agreement import Floats, bootstrap, krippendorff_alpha
 from traitbasis.model import model_slug
 
@@ -140,7 +141,7 @@ class Votes:
         """Write ``result`` as JSON."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(self.result(automatic), indent=1, allow_nan=False) + "\n")
+        write_whole(path, json.dumps(self.result(automatic), indent=1, allow_nan=False) + "\n")
         return path
 
     def of(self, layer: int, dose: float) -> LayerVotes | None:

@@ -91,6 +91,7 @@ def bench(
 
     from traitbasis.basis import find_basis
     from traitbasis.bench import MEASUREMENTS, Workload, made_with, measure
+    from traitbasis.files import write_whole
 
     names = [name.strip() for name in only.split(",") if name.strip()] or list(MEASUREMENTS)
     counts = [count.strip() for count in users.split(",")]
@@ -113,10 +114,7 @@ def bench(
             table.add_row(of, figure)
         out.print(table)
         if out_file:  # after each: a long run that ends early keeps what it has
-            temporary = out_file.with_name(out_file.name + ".part")
-            temporary.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(figures, indent=1, default=vars) + "\n")
-            temporary.replace(out_file)
+            write_whole(out_file, json.dumps(figures, indent=1, default=vars) + "\n")
     if out_file:
         out.print("saved:", out_file, soft_wrap=True, markup=False)
 
