@@ -8,6 +8,8 @@ import torch
 import yaml
 
 from traitbasis.basis import Basis, build_basis
+from traitbasis.chat import Turn
+from traitbasis.contexts import EvaluationContext
 from traitbasis.guards import GUARDS
 from traitbasis.model import LanguageModel
 from traitbasis.pairs import Pair, PairSet
@@ -65,6 +67,19 @@ def lettered_set(trait: str, letter: str, n: int = 18) -> PairSet:
         use = ("default", "extra", "heldout")[i % 3]
         pairs.append(sample_pair(i, positive=sides[0], negative=sides[1], use=use))
     return PairSet.model_validate(sample_document(*pairs, trait=trait, aliases=[]))
+
+
+def sample_contexts(n: int) -> list[EvaluationContext]:
+    """Evaluation contexts of one fact each."""
+    return [
+        EvaluationContext(
+            id=f"task-{i}",
+            domain="retail",
+            context=(Turn("system", f"You bought lamp W{i}."), Turn("agent", "Hi! What is it?")),
+            facts=(f"W{i}",),
+        )
+        for i in range(n)
+    ]
 
 
 def load_pair(pair: dict[str, Any]) -> Pair:

@@ -16,7 +16,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from html.parser import HTMLParser
 from importlib import resources
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pages import Document
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from typer.testing import CliRunner, Result
 
@@ -768,26 +768,9 @@ def test_options_that_make_no_sense_are_a_usage_error(here: Path, arguments: lis
 # ---- The page, without a browser
 
 
-class _Document(HTMLParser):
-    """What stands in a document: attributes by tag, ids that labels are for, and the text of scripts and styles."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.attributes: list[tuple[str, str, str]] = []
-        self.inline: dict[str, list[str]] = {"script": [], "style": []}
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_data(self, data: str) -> None:
-        if self.cdata_elem in self.inline:
-            self.inline[self.cdata_elem].append(data)
-
-
 def test_the_page_is_one_document_that_runs_its_own_script_alone(sheet: Sheet, tmp_path: Path) -> None:
     html = (tmp_path / "sheets" / "impatience.html").read_text("utf-8")
-    document = _Document(html)
+    document = Document(html)
     assert not re.search(r"https?://", html) and not re.search(r"@import|url\(", document.inline["style"][0])
     for tag, name, value in document.attributes:
         assert name not in ("src", "href", "style") and not name.startswith("on"), (tag, name, value)

@@ -20,7 +20,7 @@ import pytest
 import torch
 from reference import push
 from samples import random_basis
-from tiny import CONFIGS, LAYERS, VOCABULARY, WIDTH, tiny_model
+from tiny import CONFIGS, LAYERS, VOCABULARY, WIDTH, save_folder, tiny_model
 from typer.testing import CliRunner, Result
 
 from traitbasis import cli
@@ -388,9 +388,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A tiny Llama as a Hugging Face folder, and a basis of it."""
     folder = tmp_path_factory.mktemp("models")
     lm = tiny_lm("llama")
-    lm.model.save_pretrained(folder / "tiny-llama")
-    lm.tokenizer.save_pretrained(folder / "tiny-llama")
-    return folder / "tiny-llama", random_basis(lm, *TRAITS, dose=0.5).save(folder / "basis.safetensors")
+    return save_folder(lm, folder / "tiny-llama"), random_basis(lm, *TRAITS, dose=0.5).save(
+        folder / "basis.safetensors"
+    )
 
 
 def run(files: tuple[Path, Path], *arguments: str | Path) -> Result:

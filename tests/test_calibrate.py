@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import hook_count
-from samples import lettered_set, sample_vector
+from samples import lettered_set, sample_contexts, sample_vector
 from tiny import LAYERS, tiny_model
 
 from traitbasis.basis import Basis
@@ -32,8 +32,6 @@ from traitbasis.calibrate import (
     read_levels,
     with_columns,
 )
-from traitbasis.chat import Turn
-from traitbasis.contexts import EvaluationContext
 from traitbasis.errors import ArtifactError, SweepError
 from traitbasis.metrics.likelihood import PairLikelihood
 from traitbasis.model import LanguageModel
@@ -316,15 +314,7 @@ def test_a_column_replaces_its_own_and_leaves_the_others(tmp_path: Path) -> None
 
 # --- on a model -------------------------------------------------------------------------------------------------------
 
-CONTEXTS = [
-    EvaluationContext(
-        id=f"task-{i}",
-        domain="retail",
-        context=(Turn("system", f"You bought lamp W{i}."), Turn("agent", "Hi! What is it?")),
-        facts=(f"W{i}",),
-    )
-    for i in range(2)
-]
+CONTEXTS = sample_contexts(2)
 PAIRS = lettered_set("impatience", "x")
 
 

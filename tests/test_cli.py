@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tiny import LAYERS, tiny_model
+from tiny import LAYERS, save_folder, tiny_model
 from typer.testing import CliRunner, Result
 
 from traitbasis import cli
@@ -24,11 +24,7 @@ from traitbasis.trait_vector import TraitVector
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama as a Hugging Face folder."""
-    path = tmp_path_factory.mktemp("models") / "tiny-llama"
-    lm = tiny_model()
-    lm.model.save_pretrained(path)
-    lm.tokenizer.save_pretrained(path)
-    return path
+    return save_folder(tiny_model(), tmp_path_factory.mktemp("models") / "tiny-llama")
 
 
 @pytest.fixture

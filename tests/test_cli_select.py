@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from samples import lettered_set, to_yaml
-from tiny import tiny_model
+from tiny import save_folder, tiny_model
 
 from traitbasis.basis import Basis
 from traitbasis.select import read_selection
@@ -27,9 +27,7 @@ SHORT = ("--layers", "1,2", "--doses", "0.1,0.3", "--turns", "3", "--max-tokens"
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model and three pair files."""
     folder = tmp_path_factory.mktemp("select")
-    lm = tiny_model()
-    lm.model.save_pretrained(folder / "tiny-llama")
-    lm.tokenizer.save_pretrained(folder / "tiny-llama")
+    save_folder(tiny_model(), folder / "tiny-llama")
     for trait, letter in zip(TRAITS, "xyz", strict=True):
         document = lettered_set(trait, letter, 14).model_dump(mode="json", exclude={"family"})
         for pair in document["pairs"]:

@@ -17,7 +17,7 @@ from reference import block_outputs, blocks_of
 from safetensors import safe_open
 from safetensors.torch import save_file
 from samples import sample_document, sample_pair, sample_vector
-from tiny import LAYERS, tiny_model
+from tiny import LAYERS, save_folder, tiny_model
 from typer.testing import CliRunner, Result
 
 from traitbasis import cli
@@ -699,8 +699,7 @@ def test_the_picture_is_the_same_for_the_same_numbers_and_has_them(here: Path) -
 
 
 def test_from_a_basis_to_its_leakage(lm: LanguageModel, basis: Basis, here: Path) -> None:
-    lm.model.save_pretrained("tiny-llama")
-    lm.tokenizer.save_pretrained("tiny-llama")
+    save_folder(lm, "tiny-llama")
     basis.save("vectors/tiny-llama/basis.safetensors")
     (here / "haste.yaml").write_text(json.dumps(PAIRS["haste"].model_dump(mode="json"), default=str))
     common = ["--model", "tiny-llama", "--turns", "2", "--max-tokens", "8", "--dtype", "float32"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from tiny import tiny_model
+from tiny import save_folder, tiny_model
 
 from traitbasis.contexts import read_contexts
 from traitbasis.model import load_model
@@ -39,11 +39,7 @@ from execute_notebook import code_hash, execute  # noqa: E402
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny-llama"
-    lm = tiny_model()
-    lm.model.save_pretrained(path)
-    lm.tokenizer.save_pretrained(path)
-    return path
+    return save_folder(tiny_model(), tmp_path_factory.mktemp("models") / "tiny-llama")
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from reference import END, Gate
 from samples import random_basis
 from scripted import Script, ScriptedEngine
 from serving import serving
-from tiny import WIDTH, tiny_model
+from tiny import WIDTH, save_folder, tiny_model
 from traitbasis.server import Limits, Settings, create_app
 from traitbasis.server.errors import ErrorBody
 from traitbasis.server.keys import KeyCheck, read_keys
@@ -662,8 +662,7 @@ def test_ready_says_why_not_and_health_stays(lm: LanguageModel) -> None:
 def folder(lm: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the tiny model and a basis for it."""
     path = tmp_path_factory.mktemp("serve")
-    lm.model.save_pretrained(path / "tiny-llama")
-    lm.tokenizer.save_pretrained(path / "tiny-llama")
+    save_folder(lm, path / "tiny-llama")
     saved = replace(lm, name="tiny-llama") if lm.name != "tiny-llama" else lm
     random_basis(saved, "impatience").save(path / "basis.safetensors")
     return path

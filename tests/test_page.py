@@ -16,13 +16,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from pages import Document
 from playwright.sync_api import Browser, Locator, Page, Request, Route, expect, sync_playwright
 from samples import random_basis
 from scripted import Script, ScriptedEngine
@@ -109,27 +109,10 @@ def response(lm: LanguageModel, basis: Basis) -> httpx.Response:
         return TestClient(create_app(simulator)).get("/")
 
 
-class _Document(HTMLParser):
-    """What stands in a document: attributes by tag, and the text of scripts and styles."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.attributes: list[tuple[str, str, str]] = []
-        self.inline: dict[str, list[str]] = {"script": [], "style": []}
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_data(self, data: str) -> None:
-        if self.cdata_elem in self.inline:
-            self.inline[self.cdata_elem].append(data)
-
-
 def test_the_page_is_one_document_with_nothing_from_elsewhere(response: httpx.Response) -> None:
     assert response.status_code == 200 and response.headers["content-type"] == "text/html; charset=utf-8"
     assert not re.search(r"https?://", response.text)
-    document = _Document(response.text)
+    document = Document(response.text)
     assert not re.search(r"@import|url\(", document.inline["style"][0])
     for tag, name, value in document.attributes:
         assert name != "src", tag
@@ -139,7 +122,7 @@ def test_the_page_is_one_document_with_nothing_from_elsewhere(response: httpx.Re
 
 def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else(response: httpx.Response) -> None:
     policy = dict(part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";"))
-    for tag, texts in _Document(response.text).inline.items():
+    for tag, texts in Document(response.text).inline.items():
         (text,) = texts
         assert policy[f"{tag}-src"] == f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
     assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"

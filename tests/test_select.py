@@ -14,11 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import hook_count, plain_reading
-from samples import lettered_set
+from samples import lettered_set, sample_contexts
 from tiny import LAYERS, WIDTH, tiny_model
 
-from traitbasis.chat import Turn
-from traitbasis.contexts import EvaluationContext
 from traitbasis.engines.base import Request
 from traitbasis.errors import PairError, SweepError
 from traitbasis.metrics.damage import is_broken
@@ -463,15 +461,7 @@ def test_a_file_that_is_no_selection_is_refused_with_the_way_out(tmp_path: Path,
 
 # --- on a model -------------------------------------------------------------------------------------------------------
 
-CONTEXTS = [
-    EvaluationContext(
-        id=f"task-{i}",
-        domain="retail",
-        context=(Turn("system", f"You bought lamp W{i}."), Turn("agent", "Hi! What is it?")),
-        facts=(f"W{i}",),
-    )
-    for i in range(3)
-]
+CONTEXTS = sample_contexts(3)
 X_ING, Y_ING = lettered_set("x_ing", "x"), lettered_set("y_ing", "y")
 
 

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import hook_count, plain_reading, push
-from samples import sample_set
+from samples import sample_contexts, sample_set
 from tiny import WIDTH, tiny_model
 from torch import Tensor
 
@@ -39,15 +39,7 @@ from traitbasis.sweep import (
 )
 from traitbasis.tries import SILENCE
 
-CONTEXTS = [
-    EvaluationContext(
-        id=f"task-{i}",
-        domain="retail",
-        context=(Turn("system", f"You bought lamp W{i}."), Turn("agent", "Hi! What is it?")),
-        facts=(f"W{i}",),
-    )
-    for i in range(3)
-]
+CONTEXTS = sample_contexts(3)
 TURNS = 4  # the first context twice
 SPECS = [
     UNSTEERED,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from reference import hook_count
 from samples import random_basis
-from tiny import WIDTH, tiny_model
+from tiny import WIDTH, save_folder, tiny_model
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
@@ -324,11 +324,7 @@ def test_padding_that_changes_every_token_is_said_in_figures(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny-llama"
-    lm = tiny_lm("llama")
-    lm.model.save_pretrained(path)
-    lm.tokenizer.save_pretrained(path)
-    return path
+    return save_folder(tiny_lm("llama"), tmp_path_factory.mktemp("models") / "tiny-llama")
 
 
 def run(*arguments: str | Path) -> Result:

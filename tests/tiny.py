@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -95,3 +96,10 @@ def tiny_network(architecture: str, seed: int = 0, dtype: torch.dtype = torch.fl
 def tiny_model(architecture: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32) -> LanguageModel:
     """A tiny random LanguageModel with the byte-level ChatML tokenizer."""
     return prepare_model(f"tiny-{architecture}", tiny_network(architecture, seed, dtype), tiny_tokenizer())
+
+
+def save_folder(lm: LanguageModel, path: Path | str) -> Path:
+    """A model as a Hugging Face folder, which ``--model`` takes."""
+    lm.model.save_pretrained(path)
+    lm.tokenizer.save_pretrained(path)
+    return Path(path)
