@@ -50,8 +50,8 @@ selection-table: $(VENV)/.core
 vectors: $(VENV)/.core
 	$(BIN)/traitbasis extract --trait all
 	$(BIN)/traitbasis select --trait all
-	$(BIN)/traitbasis calibrate
-	$(BIN)/traitbasis basis leakage
+	$(BIN)/traitbasis calibrate --doses 0.05,0.1,0.2,0.3,0.4,0.5 --turns 10
+	$(BIN)/traitbasis basis leakage --dtype bfloat16 --turns 10
 
 # The notebook with the outputs of a full run.
 notebook: $(VENV)/.test
