@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,11 +21,11 @@ from traitbasis.basis import DEFAULT_DOSE, MAX_DOSE, Basis, Column, How, Orthogo
 from traitbasis.errors import ArtifactError, PairError, TraitBasisError
 from traitbasis.files import write_whole
 from traitbasis.metrics.likelihood import PairLikelihood
-from traitbasis.metrics.turns import Instruments, expression
+from traitbasis.metrics.turns import Instruments
 from traitbasis.pairs import PairSet, pair_set_hash
 from traitbasis.reading import Reader
-from traitbasis.select import Likely, Selector, best_layers, bootstrap, gains, read_selections
-from traitbasis.sweep import UNSTEERED, Cell, Spec, Store
+from traitbasis.select import Likely, Selector, best_layers, bootstrap, gains, mean_gain, read_selections
+from traitbasis.sweep import UNSTEERED, Cell, Spec, Store, versions
 from traitbasis.trait_vector import TraitVector
 
 _LEAKAGE = "traitbasis.leakage/1"
@@ -355,7 +354,7 @@ def measure_leakage(
         group = wanted[start : start + _GROUP]
         randoms.update(zip(group, selector.baselines(group, instruments), strict=True))
         progress(len(group))
-    rows = [_against(_expressed(selector, cell, instruments), plain, [*instruments]) for cell in cells]
+    rows = [_against(selector.scored(cell, instruments), plain, [*instruments]) for cell in cells]
     control = [_against(randoms[_medium(basis, "random", column)], plain, [column.trait]) for column in columns]
     return Leakage(
         basis.fingerprint,
@@ -365,7 +364,7 @@ def measure_leakage(
         {
             **generator.settings,
             "pairs": {trait: pair_set_hash(pair_sets[trait].pairs) for trait in instruments},
-            **{f"{name}_version": version(name) for name in ("traitbasis", "transformers", "torch")},
+            **versions(),
         },
     )
 
@@ -393,25 +392,10 @@ def _independent(selector: Selector, column: Column, pair_set: PairSet) -> Instr
     return {trait: (probe, None if trained_on & set(column.provenance.pair_ids) else classifier)}
 
 
-def _expressed(selector: Selector, cell: Cell, instruments: Instruments) -> Cell:
-    generator = selector.generator
-    turns = [
-        (generator.contexts[number].turns, turn.text)
-        for (number, _), turn in zip(generator.cases, cell.turns, strict=True)
-    ]
-    states = [reading.states for reading in generator.reader.read(turns, states=True) if reading.states is not None]
-    shown = expression(torch.stack(states), instruments)
-    scored = [
-        replace(turn, scores={**turn.scores, **{name: float(values[i]) for name, values in shown.items()}})
-        for i, turn in enumerate(cell.turns)
-    ]
-    return replace(cell, turns=tuple(scored))
-
-
 def _against(cell: Cell, plain: Cell, traits: Sequence[str]) -> LeakageRow:
     gain, low, high = [], [], []
     for trait in traits:
-        difference = torch.stack(list(gains(cell, trait, plain).values())).mean(0)
+        difference = mean_gain(gains(cell, trait, plain))
         below, above = bootstrap(difference)
         gain.append(round(float(difference.mean()), 4))
         low.append(round(below, 4))

@@ -294,7 +294,7 @@ class Selector:
         # What is drawn together must not depend on what was asked for before: a layer's cells are one batch.
         groups = [list(group) for _, group in groupby(specs, key=lambda spec: spec.layer)]
         cells = [cell for group in groups for cell in self._shared(group, addition)]
-        return [self._scored(cell, instruments) for cell in cells]
+        return [self.scored(cell, instruments) for cell in cells]
 
     def _shared(self, specs: Sequence[Spec], addition: Callable[[Spec], dict[int, Tensor]]) -> list[Cell]:
         """Cells that several processes may want at the same time: the first draws them, the others read them."""
@@ -302,7 +302,8 @@ class Selector:
             self._baselines.reload()
             return self.generator.cells(specs, self._baselines, addition, {})
 
-    def _scored(self, cell: Cell, instruments: Instruments) -> Cell:
+    def scored(self, cell: Cell, instruments: Instruments) -> Cell:
+        """A cell with these instruments' scores beside its own, by reading its turns again if need be."""
         states = self.generator.states
         if cell.spec not in states:  # it was drawn by an earlier run
             read = self.generator.reader.read(_turns(self.generator, cell), states=True)

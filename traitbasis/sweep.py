@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -248,6 +249,11 @@ class Generator:
             text = render_prompt(self.lm.tokenizer, turns, self.as_)
             self._prompts[number, persona] = tuple(tokenize(self.lm.tokenizer, text))
         return self._prompts[number, persona]
+
+
+def versions() -> dict[str, str]:
+    """Of what measures; beside a generator's settings they say what made a figure (contract 11)."""
+    return {f"{name}_version": version(name) for name in ("traitbasis", "transformers", "torch")}
 
 
 def random_direction(width: int, layer: int, seed: int) -> Tensor:

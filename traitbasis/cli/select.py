@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,6 +73,7 @@ def select(
     from traitbasis.errors import PairError
     from traitbasis.pairs import file_hash
     from traitbasis.select import read_selections, save_selections
+    from traitbasis.sweep import versions
 
     if bool(judge_url) != bool(judge_model):
         raise typer.BadParameter("a judge needs both --judge-url and --judge-model")
@@ -92,7 +92,7 @@ def select(
         }
         if judge_url:
             options["judge"] = judge_url, judge_model, judge_key or None
-        home, made_by = work.home, {**work.settings, **_versions()}
+        home, made_by = work.home, {**work.settings, **versions()}
         path = home / "selection.json"
         if path.is_file():
             read_selections(path)  # complain before the work
@@ -230,10 +230,6 @@ def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
         return [kind(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise typer.BadParameter(f"{option} is {text!r}; it takes numbers with commas") from None
-
-
-def _versions() -> dict[str, str]:
-    return {f"{name}_version": version(name) for name in ("traitbasis", "transformers", "torch")}
 
 
 def _tell(selection: Selection) -> None:
