@@ -54,6 +54,14 @@ class JudgeError(TraitBasisError):
     """A judge cannot be asked (no package, URL, key or model), or nothing that it answers can be read."""
 
 
+class EvaluationError(TraitBasisError):
+    """Dialogues cannot be collected, read or measured: a missing endpoint, a damaged file, nothing to compare."""
+
+
+class HarnessError(TraitBasisError):
+    """A benchmark harness cannot be run, or its results cannot be read; names the harness, the file and the way out."""
+
+
 class RequestError(TraitBasisError):
     """A generation request cannot be served as asked (empty conversation, too long, bad sampling value).
 

@@ -26,21 +26,13 @@ from traitbasis.annotate import COLUMNS, Sheet, one_line, unprotect
 from traitbasis.errors import AnnotationError
 from traitbasis.files import write_whole
 from traitbasis.metrics.agreement import Floats, bootstrap, krippendorff_alpha
+from traitbasis.metrics.estimate import Estimate
 from traitbasis.model import model_slug
 
 USABLE_MARGIN = 0.1  # the choice may have this much fewer usable turns than the unsteered control
 
 _RESULT = "traitbasis.votes/1"
 _YES, _NO = {"yes", "y", "true", "1"}, {"no", "n", "false", "0"}
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure with its 95 % bootstrap interval over items; nan where undefined."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

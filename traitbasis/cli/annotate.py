@@ -13,7 +13,8 @@ from traitbasis.cli.common import Model, app, out
 from traitbasis.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from traitbasis.votes import Estimate, LayerVotes, Votes
+    from traitbasis.metrics.estimate import Estimate
+    from traitbasis.votes import LayerVotes, Votes
 
 annotate_app = typer.Typer(no_args_is_help=True, help="Let people rate turns of a layer sweep, blind, and read votes.")
 app.add_typer(annotate_app, name="annotate")

@@ -1,0 +1,163 @@
+"""Dialogues between a simulated user and an agent: what every evaluation of users reads.
+
+A file holds the dialogues of one *method* (a way to make a user: steered, prompted, tuned, …), one JSON object a line
+after a header that says what made them. Lines are only ever appended, so that a run that was killed goes on where it
+was.
+
+The agent under test is ``agent`` here and the simulated user ``customer``, as everywhere (see ``chat.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from traitbasis.chat import Turn
+from traitbasis.errors import EvaluationError
+from traitbasis.files import write_whole
+
+FORMAT = "traitbasis.dialogues/1"
+Level = Literal["low", "medium", "high"]
+Ended = Literal[
+    "stop", "turns", "agent"
+]  # the customer said a stop token; the script or the cap of turns ran out; the agent left
+
+
+@dataclass(frozen=True)
+class DialogueTurn:
+    """One message. made_by: of a customer's turn, the reply's ``traitbasis`` field as the endpoint gave it."""
+
+    speaker: Literal["agent", "customer"]
+    text: str
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """One conversation about one task.
+
+    method: name of what made the customer, such as ``steered``, ``prompted``, ``unsteered``. traits: intended level by
+    trait (``low``, ``medium``, ``high``); empty for a neutral customer. task: id; dialogues of one task are compared
+    with each other. trial: dialogues that differ in nothing else. instruction: the customer's task, without
+    any word about traits. facts: by name, what the instruction gives the customer to tell. turns: the agent's and the
+    customer's, alternating, the agent's first. resolved: index in `turns` of the agent's message that does what was
+    asked for, from which on the customer may stop; None where unknown. ended: see ``Ended``; a stop token stands in the
+    last customer turn as it was sent. stop_tokens: those that the customer was told of. model: the id that was asked
+    for. positions: ``generated`` (a clean past) or ``all``.
+    """
+
+    method: str
+    traits: Mapping[str, str]
+    task: str
+    trial: int
+    instruction: str
+    facts: Mapping[str, str]
+    turns: tuple[DialogueTurn, ...]
+    resolved: int | None = None
+    ended: Ended = "turns"
+    stop_tokens: tuple[str, ...] = ()
+    model: str = ""
+    positions: str = "generated"
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        """Identifies a dialogue within its method: spec, task, trial, positions."""
+        return spec_of(self.traits), self.task, self.trial, self.positions
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The customer's turns, in order."""
+        return tuple(turn.text for turn in self.turns if turn.speaker == "customer")
+
+    def contexts(self, history: bool = False) -> list[tuple[Turn, ...]]:
+        """For each customer turn what it is read in: the instruction and the agent's message before it, with `history`
+        everything that was said before.
+
+        Without history a turn is judged by itself: a reader that has seen an impatient beginning finds impatience in
+        a neutral end."""
+        found = []
+        for i, turn in enumerate(self.turns):
+            if turn.speaker == "customer":
+                before = self.turns[:i] if history else self.turns[max(0, i - 1) : i]
+                found.append((Turn("system", self.instruction), *(Turn(t.speaker, t.text) for t in before)))
+        return found
+
+
+class DialogueFile:
+    """The dialogues of one method on disk, with the header that says what made them.
+
+    Opened for writing it takes what is there already, and refuses a file that was made with other settings.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path, self.header = path, {"format": FORMAT, **header}
+        self.dialogues: list[Dialogue] = []
+        if path.is_file():
+            found, self.dialogues, whole = _read(path)
+            different = sorted(k for k in found.keys() | self.header.keys() if found.get(k) != self.header.get(k))
+            if different:
+                raise EvaluationError(
+                    f"{path} holds dialogues that were made with other settings ({', '.join(different)}); delete it, "
+                    "or write elsewhere with --out"
+                )
+            if whole < path.stat().st_size:  # a line that a kill cut off
+                os.truncate(path, whole)
+        else:
+            write_whole(path, json.dumps(self.header, ensure_ascii=False) + "\n")
+        self.keys = {dialogue.key for dialogue in self.dialogues}
+
+    def append(self, dialogue: Dialogue) -> None:
+        """Add a dialogue and have it on disk. Not safe for several threads at once."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(dialogue), ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.dialogues.append(dialogue)
+        self.keys.add(dialogue.key)
+
+
+def read_dialogues(paths: Iterable[str | Path]) -> tuple[list[dict[str, Any]], list[Dialogue]]:
+    """Headers and dialogues of several files. Raises EvaluationError naming the file that is missing or damaged, or
+    when two files hold the same dialogue of the same method."""
+    headers, found, seen = [], list[Dialogue](), dict[tuple[Any, ...], Path]()
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise EvaluationError(f"no dialogues at {path}; make some with: traitbasis eval collect --out {path}")
+        header, dialogues, _ = _read(path)
+        headers.append(header)
+        for dialogue in dialogues:
+            if (other := seen.setdefault((dialogue.method, *dialogue.key), path)) is not path:
+                raise EvaluationError(
+                    f"{path} and {other} both hold {dialogue.method} {' '.join(map(str, dialogue.key))}"
+                )
+        found += dialogues
+    if not found:
+        raise EvaluationError(f"there is no dialogue in {', '.join(map(str, paths)) or 'no file'}")
+    return headers, found
+
+
+def spec_of(traits: Mapping[str, str]) -> str:
+    """``impatience-high+skeptical-medium``, in the order of names; empty for a neutral customer."""
+    return "+".join(f"{trait}-{level}" for trait, level in sorted(traits.items()))
+
+
+def _read(path: Path) -> tuple[dict[str, Any], list[Dialogue], int]:
+    """Header, dialogues, and how many bytes the whole lines take."""
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    try:
+        header, *lines = [json.loads(line) for line in data[:whole].decode("utf-8").split("\n")[:-1]]
+        if header["format"] != FORMAT:
+            raise EvaluationError(f"{path} holds no dialogues of this version (its format is {header['format']!r})")
+        return header, [_dialogue(line) for line in lines], whole
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise EvaluationError(f"{path} holds no dialogues, or is damaged: {error}") from error
+
+
+def _dialogue(line: Mapping[str, Any]) -> Dialogue:
+    turns = tuple(DialogueTurn(**turn) for turn in line["turns"])
+    return Dialogue(**{**line, "turns": turns, "stop_tokens": tuple(line.get("stop_tokens", ()))})

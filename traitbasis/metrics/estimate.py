@@ -1,0 +1,76 @@
+"""A figure with its interval: the bootstrap over tasks that all evaluations of dialogues and episodes share.
+
+What belongs to one task (turns, trials, conditions) stays together when it is drawn again: dialogues about one task are
+alike, and an interval over single turns would be too narrow. Source: Efron and Tibshirani (1993), An Introduction to
+the Bootstrap, chapters 8 and 13.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its 95 % bootstrap interval; nan where undefined."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def __format__(self, spec: str) -> str:
+        """Each figure by `spec`; a dash where there is none, the value alone where there is no interval."""
+        if math.isnan(self.value):
+            return "-"
+        value, low, high = (format(part, spec or ".2f") for part in (self.value, self.low, self.high))
+        return value if math.isnan(self.low) or self.low == self.high == self.value else f"{value} [{low}, {high}]"
+
+    def __str__(self) -> str:
+        return format(self)
+
+    @property
+    def record(self) -> dict[str, float | None]:
+        """For JSON, which has no nan; four digits."""
+        return {name: None if math.isnan(value) else round(value, 4) for name, value in asdict(self).items()}
+
+
+def over_tasks(
+    statistic: Callable[[Sequence[T]], float],
+    by_task: Mapping[str, Sequence[T]],
+    *,
+    times: int = 2000,
+    seed: int = 0,
+    coverage: float = 0.95,
+) -> Estimate:
+    """`statistic` of all items, and its percentile interval when tasks are drawn again with replacement.
+
+    by_task: items by task. Draws for which the statistic is undefined (nan) are left out; without two tasks, or when
+    no draw is defined, there is no interval. Raises ValueError when there is no item at all.
+    """
+    groups = [list(items) for _, items in sorted(by_task.items()) if items]
+    if not groups:
+        raise ValueError("there is nothing to estimate from: no task has an item")
+    value = float(statistic([item for group in groups for item in group]))
+    if len(groups) < 2:
+        return Estimate(value)
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(len(groups), size=(times, len(groups)))
+    found = np.array([statistic([item for i in row for item in groups[i]]) for row in drawn], dtype=np.float64)
+    found = found[~np.isnan(found)]
+    if not found.size:
+        return Estimate(value)
+    low, high = np.quantile(found, [(1 - coverage) / 2, (1 + coverage) / 2])
+    return Estimate(value, float(low), float(high))
+
+
+def mean(values: Sequence[float]) -> float:
+    """Mean of what is not nan; nan when nothing is left."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
