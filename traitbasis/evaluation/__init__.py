@@ -1,0 +1,1 @@
+"""Measures of simulated users, read off their dialogues (``traitbasis eval``)."""

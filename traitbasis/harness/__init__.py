@@ -1,0 +1,1 @@
+"""Published agent benchmarks, driven unmodified with a served user (``traitbasis bench``)."""
