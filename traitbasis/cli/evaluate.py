@@ -17,7 +17,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Write every figure as J
 JudgeUrl = Annotated[
     list[str] | None,
     typer.Option(
-        help="URL of an OpenAI-compatible judge, with its model: http://localhost:9000/v1#MODEL; several times for several."
+        help="An OpenAI-compatible judge as URL#MODEL, such as http://localhost:9000/v1#MODEL; several for several."
     ),
 ]
 JudgeKey = Annotated[
