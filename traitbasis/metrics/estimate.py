@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 T = TypeVar("T")
 
@@ -60,14 +61,23 @@ def over_tasks(
     value = float(statistic([item for group in groups for item in group]))
     if len(groups) < 2:
         return Estimate(value)
-    rng = np.random.default_rng(seed)
-    drawn = rng.integers(len(groups), size=(times, len(groups)))
+    drawn = draw_tasks(len(groups), times, seed)
     found = np.array([statistic([item for i in row for item in groups[i]]) for row in drawn], dtype=np.float64)
+    return Estimate(value, *percentiles(found, coverage))
+
+
+def draw_tasks(tasks: int, times: int, seed: int) -> NDArray[np.int64]:
+    """Which tasks each draw takes, ``(times, tasks)``: the draws that all intervals with this seed have in common."""
+    return np.random.default_rng(seed).integers(tasks, size=(times, tasks))
+
+
+def percentiles(found: NDArray[np.float64], coverage: float = 0.95) -> tuple[float, float]:
+    """The interval of a figure's draws; nan among them are left out, and (nan, nan) when nothing else is there."""
     found = found[~np.isnan(found)]
     if not found.size:
-        return Estimate(value)
+        return math.nan, math.nan
     low, high = np.quantile(found, [(1 - coverage) / 2, (1 + coverage) / 2])
-    return Estimate(value, float(low), float(high))
+    return float(low), float(high)
 
 
 def mean(values: Sequence[float]) -> float:
