@@ -70,7 +70,7 @@ def rate(by_task: Mapping[str, Sequence[Vote]], *, times: int = 2000, seed: int 
     players = sorted({player for vote in votes for player in (vote.a, vote.b)})
     wins = np.stack([_wins(task, players) for _, task in sorted(by_task.items()) if task])
     total = wins.sum(0)
-    met = total + total.T > 0
+    met: NDArray[np.bool_] = np.greater(total + total.T, 0)
     if not (reached := _reachable(met[None])[0]).all():
         groups = sorted({tuple(name for name, there in zip(players, row, strict=True) if there) for row in reached})
         raise EvaluationError(
@@ -82,7 +82,7 @@ def rate(by_task: Mapping[str, Sequence[Vote]], *, times: int = 2000, seed: int 
         draws = draw_tasks(len(wins), times, seed)
         drawn = (draws[:, :, None] == np.arange(len(wins))).sum(1).astype(np.float64)
     tables = np.concatenate([total[None], np.tensordot(drawn, wins, 1)])  # (1 + times, players, players)
-    bounded = ~_reachable(tables > 0).all((1, 2))
+    bounded: NDArray[np.bool_] = np.logical_not(_reachable(np.greater(tables, 0)).all((1, 2)))
     elo = MEAN + SCALE * fit(tables + bounded[:, None, None] * met / 2)
     games = (tables + tables.transpose(0, 2, 1)).sum(2)
     with np.errstate(invalid="ignore"):

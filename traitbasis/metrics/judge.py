@@ -16,10 +16,10 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from traitbasis.chat import Turn
 from traitbasis.errors import JudgeError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 TOP = 10  # of the judge's scale
 MAX_TOKENS = 1024  # a judge that thinks first needs room; one that does not is done after 60
 Item = tuple[Sequence[Turn], str]  # context, reply
+T = TypeVar("T")
 
 _PROMPT = """\
 You rate one message that a customer wrote to a service agent. How strongly does it show the trait "{trait}"?
@@ -62,13 +63,13 @@ _SCALE = re.compile(
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
-class Judge:
-    """Trait expression by a judge at an OpenAI-compatible `url` (``http://localhost:8000/v1``).
+class JudgeModel:
+    """A model at an OpenAI-compatible `url` (``http://localhost:8000/v1``) that is asked single questions.
 
     api_key: sent only when given; no environment variable is read. concurrency: requests at a time. timeout: seconds
     for one request. retries: tries more after a lost connection, 429 or 5xx, with growing pauses. cache: a JSONL file
     to which every readable answer is appended, and from which the same question is answered again, so that a run can
-    be resumed. asked and unreadable count requests and unreadable answers since this judge was made.
+    be resumed. asked and unreadable count requests and unreadable answers since this was made.
     """
 
     def __init__(
@@ -91,44 +92,44 @@ class Judge:
         self._api_key, self._concurrency, self._timeout, self._retries = api_key, concurrency, timeout, retries
         self._answers = _Answers(cache)
 
-    def score(
+    def ask(
         self,
-        trait_definition: str,
-        opposite: str,
-        trait: str,
-        items: Sequence[Item],
+        prompts: Sequence[str],
+        read: Callable[[str, bool], T | None],
         *,
         progress: Callable[[int], None] | None = None,
-    ) -> list[float | None]:
-        """Expression of the trait in each (context, reply), in order: 0 ... 1, None where the answer was unreadable.
+    ) -> list[T | None]:
+        """What `read` makes of the answer to each prompt, in order; None where the answer was unreadable.
 
-        progress: told 1 for every item. Raises JudgeError for a missing ``openai`` package, a URL where no judge is,
+        read: takes an answer and whether it was cut short, gives something that JSON can hold, None when unreadable.
+        progress: told 1 for every prompt. Raises JudgeError for a missing ``openai`` package, a URL where no judge is,
         a key or model it refuses, and when no answer at all could be read. Answers until then are in the cache.
         """
-        prompts = [judge_prompt(trait_definition, opposite, trait, *item) for item in items]
         repeats = Counter(prompts)  # what is the same need not be asked twice
-        scores = {prompt: self._answers.get(self._key(prompt)) for prompt in repeats}
-        missing = [prompt for prompt, score in scores.items() if score is None]
+        found: dict[str, T | None] = {prompt: self._answers.get(self._key(prompt)) for prompt in repeats}
+        missing = [prompt for prompt, value in found.items() if value is None]
         advance = progress or (lambda done: None)
-        advance(sum(repeats[prompt] for prompt in scores if prompt not in missing))
+        advance(len(prompts) - sum(repeats[prompt] for prompt in missing))
         unread: list[str] = []
         if missing:
             with self._client() as client, _workers(self._concurrency) as pool:
-                tasks = {pool.submit(self._ask, client, prompt): prompt for prompt in missing}
+                tasks: dict[Future[tuple[T | None, str]], str] = {
+                    pool.submit(self._ask, client, prompt, read): prompt for prompt in missing
+                }
                 for task in as_completed(tasks):
-                    score, answer = task.result()
-                    scores[tasks[task]] = score
+                    value, answer = task.result()
+                    found[tasks[task]] = value
                     self.asked += 1
-                    if score is None:
+                    if value is None:
                         unread.append(answer)
                     advance(repeats[tasks[task]])
         self.unreadable += len(unread)
-        if unread and len(unread) == len(scores):
+        if unread and len(unread) == len(found):
             raise JudgeError(
                 f"none of {len(unread)} answers of the judge {self.model!r} at {self.url} could be read; one was "
                 f"{unread[0][:200]!r}; take a model that can answer with JSON"
             )
-        return [scores[prompt] for prompt in prompts]
+        return [found[prompt] for prompt in prompts]
 
     def _key(self, prompt: str) -> str:
         return hashlib.sha256(json.dumps([self.url, self.model, prompt]).encode()).hexdigest()
@@ -145,13 +146,13 @@ class Judge:
         ) as client:
             yield client
 
-    def _ask(self, client: OpenAI, prompt: str) -> tuple[float | None, str]:
-        """The score and the answer. A worker keeps it at once, so that another's failure does not lose it."""
+    def _ask(self, client: OpenAI, prompt: str, read: Callable[[str, bool], T | None]) -> tuple[T | None, str]:
+        """What was read, and the answer. A worker keeps it at once, so that another's failure does not lose it."""
         answer, cut = self._answer(client, prompt)
-        score = read_score(answer, cut=cut)
-        if score is not None:
-            self._answers.put(self._key(prompt), score, answer)
-        return score, answer
+        value = read(answer, cut)
+        if value is not None:
+            self._answers.put(self._key(prompt), value, answer)
+        return value, answer
 
     def _answer(self, client: OpenAI, prompt: str) -> tuple[str, bool]:
         """What the judge writes, and whether it was cut short."""
@@ -197,14 +198,43 @@ class Judge:
         return f"it serves: {', '.join(names[:20]) or 'none'}"
 
 
+class Judge(JudgeModel):
+    """Trait expression, as a judge scores it."""
+
+    def score(
+        self,
+        trait_definition: str,
+        opposite: str,
+        trait: str,
+        items: Sequence[Item],
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[float | None]:
+        """Expression of the trait in each (context, reply), in order: 0 ... 1, None where the answer was unreadable.
+
+        Raises JudgeError and tells `progress` as ``ask`` does.
+        """
+        prompts = [judge_prompt(trait_definition, opposite, trait, *item) for item in items]
+        return self.ask(prompts, lambda answer, cut: read_score(answer, cut=cut), progress=progress)
+
+
 def judge_prompt(definition: str, opposite: str, trait: str, context: Sequence[Turn], reply: str) -> str:
     """What the judge is asked. The conversation is a JSON object without any ``<``, so that no text can leave it."""
     told = {
         "before": [{"speaker": turn.speaker, "text": turn.text} for turn in context if turn.speaker != "system"],
         "message_to_rate": reply,
     }
-    conversation = json.dumps(told, ensure_ascii=False, indent=1).replace("<", "\\u003c")
-    return _PROMPT.format(trait=trait, definition=definition, opposite=opposite, conversation=conversation)
+    return _PROMPT.format(trait=trait, definition=definition, opposite=opposite, conversation=as_material(told))
+
+
+def as_material(value: Any) -> str:
+    """A value as JSON without any ``<``, to stand between tags in a prompt: no text in it can close them."""
+    return json.dumps(value, ensure_ascii=False, indent=1).replace("<", "\\u003c")
+
+
+def read_objects(answer: str) -> list[dict[str, Any]]:
+    """The JSON objects in a judge's answer, from left to right, without those in its thoughts."""
+    return list(_objects(_THOUGHT.sub("", answer)))
 
 
 def read_score(answer: str, *, cut: bool = False) -> float | None:
@@ -214,7 +244,7 @@ def read_score(answer: str, *, cut: bool = False) -> float | None:
     a score, may hold any number: only a ``"score":`` counts there.
     """
     answer = _THOUGHT.sub("", answer)
-    objects = [found for found in _objects(answer) if "score" in found]
+    objects = [found for found in read_objects(answer) if "score" in found]
     if objects:
         return _on_scale(objects[-1]["score"])
     if named := _SCORE.findall(answer):
@@ -258,35 +288,36 @@ def _workers(count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 class _Answers:
-    """Scores by question, kept in a JSONL file when there is one. A line a killed run left half-written is skipped."""
+    """What was read, by question, kept in a JSONL file when there is one. A line that a killed run left half-written is
+    skipped."""
 
     def __init__(self, path: Path | None) -> None:
         self._path, self._lock = path, threading.Lock()
-        self._scores: dict[str, float] = {}
+        self._values: dict[str, Any] = {}
         if path and path.exists():
             text = path.read_text(encoding="utf-8", errors="replace")
-            self._scores = dict(_read_lines(text.splitlines()))
+            self._values = dict(_read_lines(text.splitlines()))
             if text and not text.endswith("\n"):
                 with path.open("a", encoding="utf-8") as file:
                     file.write("\n")
 
-    def get(self, key: str) -> float | None:
-        return self._scores.get(key)
+    def get(self, key: str) -> Any:
+        return self._values.get(key)
 
-    def put(self, key: str, score: float, answer: str) -> None:
-        line = json.dumps({"key": key, "score": score, "answer": answer}, ensure_ascii=True) + "\n"
+    def put(self, key: str, value: Any, answer: str) -> None:
+        line = json.dumps({"key": key, "value": value, "answer": answer}, ensure_ascii=True) + "\n"
         with self._lock:
-            self._scores[key] = score
+            self._values[key] = value
             if self._path:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 with self._path.open("a", encoding="utf-8") as file:  # one write: lines of two runs do not mix
                     file.write(line)
 
 
-def _read_lines(lines: Iterable[str]) -> Iterator[tuple[str, float]]:
+def _read_lines(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
     for line in lines:
         try:
             record = json.loads(line)
-            yield str(record["key"]), float(record["score"])
+            yield str(record["key"]), record["value"]
         except (ValueError, TypeError, KeyError):
             continue
