@@ -7,20 +7,29 @@ the same question (which traits does the customer show?), so their files serve e
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
 
+import numpy as np
+
+from traitbasis.dialogues import Dialogue
 from traitbasis.errors import EvaluationError
 from traitbasis.files import write_whole
+from traitbasis.metrics.agreement import Level, krippendorff_alpha
+from traitbasis.metrics.estimate import Estimate, over_tasks
 
 if TYPE_CHECKING:
     from traitbasis.evaluation.traits import Judgment
 
 FORMAT = "traitbasis.judgments/1"
+LEVELS = ("low", "medium", "high")
 Kind = Literal["fidelity", "composability", "consistency", "realism"]
 Key: TypeAlias = tuple[str, str, int, str]  # of a dialogue within its method: spec, task, trial, positions
+Side: TypeAlias = tuple[str, Key]  # a dialogue: method and key
 Course = Literal["fade", "stable", "escalate", "absent"]
 Choice = Literal["first", "second", "tie"]
 
@@ -43,8 +52,8 @@ class Preference:
     first, second: method and key. A rater who was shown a pair in both orders has a record of each.
     """
 
-    first: tuple[str, Key]
-    second: tuple[str, Key]
+    first: Side
+    second: Side
     rater: str
     choice: Choice
 
@@ -83,15 +92,94 @@ def read_judgments(paths: Iterable[str | Path], kind: Kind) -> Sequence[AnyJudgm
             raise EvaluationError(f"{path} holds judgments of {header['kind']}, not of {kind}")
         for record in records:
             if (other := found.setdefault(_identity(record), (record, path)))[0] is not record:
-                raise EvaluationError(
-                    f"{path} and {other[1]} both hold what {record.rater} says of {_identity(record)}"
-                )
+                _, *what = _identity(record)
+                raise EvaluationError(f"{path} and {other[1]} both hold what {record.rater} says of {what}")
     return [record for record, _ in found.values()]
 
 
 def read_headers(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
     """What made the judgments of several files."""
     return [_read(Path(path))[0] for path in paths]
+
+
+def shown(dialogue: Dialogue) -> tuple[tuple[str, str], ...]:
+    """(speaker, text) as raters get them: no instruction, which may name what they are to find, and no stop token that
+    stands alone, which is said to the harness."""
+    tokens = {token.strip() for token in dialogue.stop_tokens}
+    return tuple(
+        (turn.speaker, turn.text)
+        for turn in dialogue.turns
+        if turn.speaker != "customer" or turn.text.strip() not in tokens
+    )
+
+
+# ---- Agreement
+
+
+def agreement(judgments: Sequence[AnyJudgment], *, seed: int = 0) -> dict[tuple[str, ...], Estimate]:
+    """Krippendorff's alpha of judgments of one kind: of all raters under their names, then of every two of them.
+
+    Traits are compared cell by cell (dialogue and trait; absent, low, medium, high: ordinal), verdicts as names
+    (nominal), preferences by pair (lost, tie, won: ordinal; a rater who prefers another side in the other order tied).
+    Intervals draw tasks again. Empty with fewer than two raters.
+    """
+    level, cells = _cells(judgments)
+    raters = sorted({rater for rater, _ in cells})
+    items = sorted({item for _, item in cells})
+    column = {item: i for i, item in enumerate(items)}
+    table = np.full((len(raters), len(items)), np.nan)
+    for (rater, item), value in cells.items():
+        table[raters.index(rater), column[item]] = value
+    by_task: dict[str, list[int]] = defaultdict(list)
+    for item in items:
+        by_task[item[0]].append(column[item])
+    groups = [tuple(raters), *combinations(raters, 2)] if len(raters) > 2 else list(combinations(raters, 2))
+
+    def alpha(rows: list[int]) -> Callable[[Sequence[int]], float]:
+        return lambda columns: krippendorff_alpha(table[np.ix_(rows, list(columns))], level)
+
+    return {
+        group: over_tasks(alpha([raters.index(rater) for rater in group]), by_task, times=500, seed=seed)
+        for group in groups
+    }
+
+
+def votes_of(preferences: Iterable[Preference]) -> dict[str, dict[tuple[Side, Side], float]]:
+    """By rater and pair of dialogues, what the first of the pair got: 1 won, 0 lost, 0.5 a tie.
+
+    Pairs stand in the order of names, however they were shown. One who prefers another dialogue in the other order
+    sees no difference: a tie.
+    """
+    showings: dict[str, dict[tuple[Side, Side], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for vote in preferences:
+        score = {"first": 1.0, "tie": 0.5, "second": 0.0}[vote.choice]
+        in_order = vote.first <= vote.second
+        pair = (vote.first, vote.second) if in_order else (vote.second, vote.first)
+        showings[vote.rater][pair].append(score if in_order else 1 - score)
+    return {
+        rater: {pair: scores[0] if len(set(scores)) == 1 else 0.5 for pair, scores in pairs.items()}
+        for rater, pairs in showings.items()
+    }
+
+
+def _cells(judgments: Sequence[AnyJudgment]) -> tuple[Level, dict[tuple[str, tuple[Any, ...]], float]]:
+    """Values by rater and item; an item begins with its task."""
+    if preferences := [judgment for judgment in judgments if isinstance(judgment, Preference)]:
+        return "ordinal", {
+            (rater, (pair[0][1][1], *pair)): score
+            for rater, pairs in votes_of(preferences).items()
+            for pair, score in pairs.items()
+        }
+    if verdicts := [judgment for judgment in judgments if isinstance(judgment, Verdict)]:
+        courses = get_args(Course)
+        return "nominal", {(v.rater, (v.key[1], v.method, v.key, v.trait)): courses.index(v.verdict) for v in verdicts}
+    traits = [judgment for judgment in judgments if not isinstance(judgment, Preference | Verdict)]
+    named = sorted({trait for judgment in traits for trait in judgment.traits})
+    return "ordinal", {
+        (j.rater, (j.key[1], j.method, j.key, trait)): LEVELS.index(j.traits[trait]) + 1.0 if trait in j.traits else 0.0
+        for j in traits
+        for trait in named
+    }
 
 
 # ---- One file
@@ -114,7 +202,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[AnyJudgment]]:
     if not path.is_file():
         raise EvaluationError(f"no judgments at {path}; make some with: traitbasis eval judge, or eval sheet and votes")
     try:
-        header, *lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        header, *lines = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
         if header["format"] != FORMAT or header["kind"] not in get_args(Kind):
             raise EvaluationError(f"{path} holds no judgments of this version (its format is {header['format']!r})")
         return header, [_record(header["kind"], line) for line in lines]
@@ -129,6 +217,8 @@ def _record(kind: Kind, line: dict[str, Any]) -> AnyJudgment:
         sides = {side: (line[side][0], _key(line[side][1])) for side in ("first", "second")}
         return Preference(**{**line, **sides})
     line = {**line, "key": _key(line["key"])}
+    if unknown := set(line.get("traits", {}).values()) - set(LEVELS):
+        raise ValueError(f"a level is {unknown.pop()!r}")
     if kind == "consistency":
         if line["verdict"] not in get_args(Course):
             raise ValueError(f"verdict is {line['verdict']!r}")
