@@ -19,13 +19,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from traitbasis.chat import Turn
 from traitbasis.errors import JudgeError
-
-if TYPE_CHECKING:
-    from openai import OpenAI
+from traitbasis.remote import RemoteModel
 
 TOP = 10  # of the judge's scale
 MAX_TOKENS = 1024  # a judge that thinks first needs room; one that does not is done after 60
@@ -83,13 +81,14 @@ class JudgeModel:
         retries: int = 3,
         cache: Path | None = None,
     ) -> None:
-        if not re.match(r"https?://[^/]", url):
-            raise JudgeError(f"the judge's URL is {url!r}; it must be a base URL such as http://localhost:8000/v1")
+        remote = RemoteModel(
+            url, api_key, what="the judge", error=JudgeError, extra="judge", timeout=timeout, retries=retries
+        )
         if concurrency < 1:
             raise JudgeError(f"concurrency is {concurrency}; it must be at least 1")
-        self.url, self.model = url.rstrip("/"), model
+        self.url, self.model = remote.url, model
         self.asked = self.unreadable = 0
-        self._api_key, self._concurrency, self._timeout, self._retries = api_key, concurrency, timeout, retries
+        self._remote, self._concurrency = remote, concurrency
         self._answers = _Answers(cache)
 
     def ask(
@@ -112,9 +111,9 @@ class JudgeModel:
         advance(len(prompts) - sum(repeats[prompt] for prompt in missing))
         unread: list[str] = []
         if missing:
-            with self._client() as client, _workers(self._concurrency) as pool:
+            with self._remote as remote, _workers(self._concurrency) as pool:
                 tasks: dict[Future[tuple[T | None, str]], str] = {
-                    pool.submit(self._ask, client, prompt, read): prompt for prompt in missing
+                    pool.submit(self._ask, remote, prompt, read): prompt for prompt in missing
                 }
                 for task in as_completed(tasks):
                     value, answer = task.result()
@@ -134,68 +133,20 @@ class JudgeModel:
     def _key(self, prompt: str) -> str:
         return hashlib.sha256(json.dumps([self.url, self.model, prompt]).encode()).hexdigest()
 
-    @contextmanager
-    def _client(self) -> Iterator[OpenAI]:
-        try:
-            from openai import OpenAI
-        except ImportError as error:
-            raise JudgeError("a judge needs the openai package: pip install 'traitbasis[judge]'") from error
-        # Without a key the package would send the one from the environment, to whatever URL this is.
-        with OpenAI(
-            base_url=self.url, api_key=self._api_key or "none", timeout=self._timeout, max_retries=self._retries
-        ) as client:
-            yield client
-
-    def _ask(self, client: OpenAI, prompt: str, read: Callable[[str, bool], T | None]) -> tuple[T | None, str]:
+    def _ask(self, remote: RemoteModel, prompt: str, read: Callable[[str, bool], T | None]) -> tuple[T | None, str]:
         """What was read, and the answer. A worker keeps it at once, so that another's failure does not lose it."""
-        answer, cut = self._answer(client, prompt)
-        value = read(answer, cut)
+        reply = remote.complete(
+            self.model,
+            messages=[{"role": "user", "content": prompt}],  # one message: some templates know no system turn
+            temperature=0.0,
+            seed=0,
+            max_tokens=MAX_TOKENS,
+        )
+        answer = reply.choices[0].message.content or ""
+        value = read(answer, reply.choices[0].finish_reason == "length")  # what was cut short is read with care
         if value is not None:
             self._answers.put(self._key(prompt), value, answer)
         return value, answer
-
-    def _answer(self, client: OpenAI, prompt: str) -> tuple[str, bool]:
-        """What the judge writes, and whether it was cut short."""
-        import openai
-
-        where = f"the judge at {self.url}"
-        try:
-            answer = client.chat.completions.create(
-                model=self.model,
-                messages=[{"role": "user", "content": prompt}],  # one message: some templates know no system turn
-                temperature=0.0,
-                seed=0,
-                max_tokens=MAX_TOKENS,
-            )
-        except openai.APITimeoutError as error:
-            raise JudgeError(f"{where} did not answer within {self._timeout:g} s; give it a longer timeout") from error
-        except openai.APIConnectionError as error:
-            raise JudgeError(f"{where} cannot be reached ({error.__cause__ or error}); is it running there?") from error
-        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            key = "the API key" if self._api_key else "a request without an API key"
-            raise JudgeError(f"{where} refused {key} ({error.status_code}): {error.message}") from error
-        except openai.NotFoundError as error:
-            raise JudgeError(f"{where} answered 404 for model {self.model!r}; {self._served(client)}") from error
-        except openai.APIStatusError as error:
-            raise JudgeError(
-                f"{where} answered {error.status_code} for model {self.model!r}: {error.message}"
-            ) from error
-        except (openai.OpenAIError, ValueError) as error:
-            raise JudgeError(f"{where} answered what is no chat completion: {error}") from error
-        choices = getattr(answer, "choices", None)  # a web page gives a str, another API's object no choices
-        if not choices:
-            raise JudgeError(f"{where} answered what is no chat completion; a base URL usually ends in /v1")
-        return choices[0].message.content or "", choices[0].finish_reason == "length"
-
-    def _served(self, client: OpenAI) -> str:
-        """What to do about a 404: the model's name may be wrong, or the URL."""
-        import openai
-
-        try:
-            names = [model.id for model in client.with_options(max_retries=0).models.list().data or ()]
-        except (openai.OpenAIError, ValueError, AttributeError, TypeError):
-            return "it lists no models either, so the URL is probably wrong; a base URL usually ends in /v1"
-        return f"it serves: {', '.join(names[:20]) or 'none'}"
 
 
 class Judge(JudgeModel):
