@@ -102,6 +102,17 @@ def read_headers(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
     return [_read(Path(path))[0] for path in paths]
 
 
+def side_of(dialogue: Dialogue) -> Side:
+    """A dialogue as judgments name it."""
+    return dialogue.method, dialogue.key
+
+
+def player_of(side: Side) -> str:
+    """A method's name in tables; with what is steered, where that is not the default."""
+    method, (_, _, _, positions) = side
+    return method if positions == "generated" else f"{method} (positions={positions})"
+
+
 def shown(dialogue: Dialogue) -> tuple[tuple[str, str], ...]:
     """(speaker, text) as raters get them: no instruction, which may name what they are to find, and no stop token that
     stands alone, which is said to the harness."""
@@ -119,8 +130,8 @@ def shown(dialogue: Dialogue) -> tuple[tuple[str, str], ...]:
 def agreement(judgments: Sequence[AnyJudgment], *, seed: int = 0) -> dict[tuple[str, ...], Estimate]:
     """Krippendorff's alpha of judgments of one kind: of all raters under their names, then of every two of them.
 
-    Traits are compared cell by cell (dialogue and trait; absent, low, medium, high: ordinal), verdicts as names
-    (nominal), preferences by pair (lost, tie, won: ordinal; a rater who prefers another side in the other order tied).
+    Traits are compared by dialogue and trait (absent, low, medium, high: ordinal; only absent or present where a rater
+    says no levels), verdicts as names (nominal), preferences by pair (lost, tie, won: ordinal; see ``votes_of``).
     Intervals draw tasks again. Empty with fewer than two raters.
     """
     level, cells = _cells(judgments)
@@ -175,10 +186,11 @@ def _cells(judgments: Sequence[AnyJudgment]) -> tuple[Level, dict[tuple[str, tup
         return "nominal", {(v.rater, (v.key[1], v.method, v.key, v.trait)): courses.index(v.verdict) for v in verdicts}
     traits = [judgment for judgment in judgments if not isinstance(judgment, Preference | Verdict)]
     named = sorted({trait for judgment in traits for trait in judgment.traits})
+    levels: dict[str | None, float] = {None: 0.0, **{level: i + 1.0 for i, level in enumerate(LEVELS)}}
+    if any("present" in judgment.traits.values() for judgment in traits):  # somebody says no levels
+        levels = {level: float(level is not None) for level in (None, "present", *LEVELS)}
     return "ordinal", {
-        (j.rater, (j.key[1], j.method, j.key, trait)): LEVELS.index(j.traits[trait]) + 1.0 if trait in j.traits else 0.0
-        for j in traits
-        for trait in named
+        (j.rater, (j.key[1], j.method, j.key, trait)): levels[j.traits.get(trait)] for j in traits for trait in named
     }
 
 
@@ -217,7 +229,7 @@ def _record(kind: Kind, line: dict[str, Any]) -> AnyJudgment:
         sides = {side: (line[side][0], _key(line[side][1])) for side in ("first", "second")}
         return Preference(**{**line, **sides})
     line = {**line, "key": _key(line["key"])}
-    if unknown := set(line.get("traits", {}).values()) - set(LEVELS):
+    if unknown := set(line.get("traits", {}).values()) - {*LEVELS, "present"}:
         raise ValueError(f"a level is {unknown.pop()!r}")
     if kind == "consistency":
         if line["verdict"] not in get_args(Course):

@@ -79,15 +79,13 @@ def train_classifier(trait: str, sides: Mapping[str, Sides], layers: Sequence[in
     return max(found, key=lambda item: (item[0], item[1].layer))[1]
 
 
-def _fit(positive: Tensor, own_negative: Tensor, negative: Tensor) -> Tensor:
-    """Logistic regression weights in the units of the states. Own negatives, other responses: half the weight each."""
-    features = torch.cat([positive, negative])
-    scale = features.std(0).clamp(min=1e-6)
-    features = (features - features.mean(0)) / scale
-    labels = torch.cat([torch.ones(len(positive)), torch.zeros(len(negative))])
-    parts = [len(positive), len(own_negative), len(negative) - len(own_negative)]
-    shares = [0.5, 0.25, 0.25] if parts[2] else [0.5, 0.5, 0.0]
-    importance = torch.cat([torch.full((n,), share / max(n, 1)) for n, share in zip(parts, shares, strict=True)])
+def fit_logistic(features: Tensor, labels: Tensor, importance: Tensor) -> tuple[Tensor, float]:
+    """Logistic regression with a ridge: weights ``(d,)`` and bias, in the units of `features` ``(n, d)``.
+
+    labels: ``(n,)``, 0 or 1. importance: ``(n,)``, what each row's loss counts for; sums to 1.
+    """
+    centre, scale = features.mean(0), features.std(0).clamp(min=1e-6)
+    features = (features - centre) / scale
     weights = torch.zeros(features.shape[1], requires_grad=True)
     bias = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.LBFGS([weights, bias], max_iter=100, line_search_fn="strong_wolfe")
@@ -101,4 +99,14 @@ def _fit(positive: Tensor, own_negative: Tensor, negative: Tensor) -> Tensor:
         return loss
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
-    return weights.detach() / scale
+    found = weights.detach() / scale
+    return found, float(bias.detach() - centre @ found)
+
+
+def _fit(positive: Tensor, own_negative: Tensor, negative: Tensor) -> Tensor:
+    """Logistic regression weights in the units of the states. Own negatives, other responses: half the weight each."""
+    labels = torch.cat([torch.ones(len(positive)), torch.zeros(len(negative))])
+    parts = [len(positive), len(own_negative), len(negative) - len(own_negative)]
+    shares = [0.5, 0.25, 0.25] if parts[2] else [0.5, 0.5, 0.0]
+    importance = torch.cat([torch.full((n,), share / max(n, 1)) for n, share in zip(parts, shares, strict=True)])
+    return fit_logistic(torch.cat([positive, negative]), labels, importance)[0]
