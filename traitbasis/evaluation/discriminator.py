@@ -1,7 +1,7 @@
 """Hand-written or generated? A discriminator between turns of people and of methods, on the unsteered model's states.
 
 Logistic regression on mean states at the middle layer. It is cross-fitted: tasks are dealt to folds, and so are the
-hand-written turns, and each turn is scored by a discriminator that saw no task and no reference of its fold. All methods
+hand-written turns, and a turn is scored by a discriminator that saw no task and no reference of its fold. All methods
 count alike, and so do both sides.
 
 Every turn is read in one and the same short context, because hand-written turns have no task of ours, and a context
