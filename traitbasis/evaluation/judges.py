@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from traitbasis.dialogues import Dialogue
 from traitbasis.errors import JudgeError
@@ -133,7 +133,7 @@ class LlmRater:
         Unreadable answers are left out."""
         cases = [(dialogue, trait) for dialogue in dialogues for trait in sorted(dialogue.traits)]
         prompts = [course_prompt(dialogue, trait, *definitions[trait]) for dialogue, trait in cases]
-        answers: list[Course | None] = self.model.ask(prompts, read_course, progress=progress)
+        answers = cast("list[Course | None]", self.model.ask(prompts, read_course, progress=progress))
         return [
             Verdict(*side_of(dialogue), self.name, trait, answer)
             for (dialogue, trait), answer in zip(cases, answers, strict=True)
@@ -146,7 +146,7 @@ class LlmRater:
         asked = [pair for pair in pairs if not say_the_same(pair)]
         orders = [order for pair in asked for order in (pair, pair[::-1])]
         prompts = [realism_prompt(*order) for order in orders]
-        answers: list[Choice | None] = self.model.ask(prompts, read_choice, progress=progress)
+        answers = cast("list[Choice | None]", self.model.ask(prompts, read_choice, progress=progress))
         found = [preference for pair in pairs if say_the_same(pair) for preference in both_orders(pair, self.name, 0.5)]
         for i, (a, b) in enumerate(asked):
             forth, back = answers[2 * i], answers[2 * i + 1]
