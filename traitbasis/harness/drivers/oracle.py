@@ -1,0 +1,266 @@
+"""The oracle: an agent that knows a task's gold actions, and fails only where its user does.
+
+It follows tau-trait's ``Agent`` interface. Of the arguments of the gold actions, those that occur in the task's
+instruction are *facts*: the customer has to say them, in any of their forms and in any message, before the oracle uses
+them. What only the database knows is free to it. So its success under a user is the most that any agent could have had,
+and what is missing to 1 is the user's doing: facts withheld or changed, a stop too early, or none at all.
+
+It asks for what is missing one thing at a time, confirms, performs the gold actions with the environment's own tools,
+says what the task wants said, and answers until the user stops. When a fact that the outcome depends on is not told it
+hands over to a human, as an agent would. The reward is the harness's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tau_trait.agents.base import Agent
+from tau_trait.types import RESPOND_ACTION_NAME, Action, SolveResult
+
+_READS = ("find_", "get_", "list_", "search_", "check_", "calculate", "think")
+_HANDS_OVER = "transfer_to_human"
+_NO_FACTS = ("calculate", "think", _HANDS_OVER)  # their arguments are the agent's own words
+_LABELS = {
+    "zip": "zip code",
+    "dob": "date of birth",
+    "address1": "street address",
+    "address2": "second address line",
+    "cabin": "cabin class",
+    "origin": "departure airport",
+    "destination": "destination airport",
+    "flight_type": "type of trip",
+    "reason": "reason",
+    "payment_id": "payment method",
+    "payment_method_id": "payment method",
+}
+_ASK = (
+    "Could you tell me the {}, please?",
+    "I still need the {} to go on. What is it?",
+    "I am sorry, but I cannot help you without the {}. Could you give it to me?",
+)
+_MONTHS = "january february march april may june july august september october november december".split()
+_NUMBERS = ("", "", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+class OracleAgent(Agent):  # type: ignore[misc]  # tau-trait has no types
+    """patience: how often it asks for one thing."""
+
+    def __init__(self, patience: int = 3) -> None:
+        self.patience = patience
+
+    def solve(self, env: Any, task_index: int | None = None, max_num_steps: int = 30) -> SolveResult:
+        """Play one task. Raises what the environment raises."""
+        episode = _Episode(env, env.reset(task_index=task_index), max_num_steps)
+        try:
+            self._play(episode, env)
+        except _Over:
+            pass
+        return SolveResult(reward=episode.reward, messages=episode.messages, info=episode.info)
+
+    def _play(self, episode: _Episode, env: Any) -> None:
+        task = env.task
+        identity = _identity(env, task)
+        gold = [action for action in task.actions if not (identity and action.name.startswith("find_"))]
+        facts = [_facts(action, task.instruction) for action in gold]
+        # What is only read changes no outcome, unless something is to be told from it.
+        decides = [bool(task.outputs) or not action.name.startswith((*_READS, _HANDS_OVER)) for action in gold]
+        needs = [fact for found, does in zip(facts, decides, strict=True) if does for fact in found]
+        told = self._ask(episode, identity)
+        for fact in dict.fromkeys(needs):
+            told = self._ask(episode, [[fact]]) and told
+        if not told:
+            hand_over = next((name for name in env.tools_map if name.startswith(_HANDS_OVER)), None)
+            if hand_over:
+                episode.say("I am sorry, I cannot do this without what I asked you for. I hand you over to a colleague.")
+                episode.do(Action(name=hand_over, kwargs={"summary": "The customer did not say what is needed."}))
+            while True:
+                episode.say("I am sorry, I cannot do this without what I asked you for.")
+        writes = [action for action in gold if not action.name.startswith((*_READS, _HANDS_OVER))]
+        if writes:
+            steps = "; ".join(f"{_words(action.name)} ({_plain(action.kwargs)})" for action in writes)
+            episode.say(f"Let me read back what I am going to do: {steps}. Shall I go ahead?")
+        for lookup in _lookups(identity, episode.heard):
+            episode.do(lookup)
+        for action, found in zip(gold, facts, strict=True):
+            if not action.name.startswith(_HANDS_OVER) and all(fact.told(episode.heard) for fact in found):
+                episode.do(action)
+        answer = f" What you wanted to know: {', '.join(task.outputs)}." if task.outputs else ""
+        episode.say(f"That is all done.{answer} Is there anything else?")
+        for action in gold:
+            if action.name.startswith(_HANDS_OVER):
+                episode.do(action)
+        while True:
+            episode.say("Everything you asked for is done. Thank you, and goodbye.")
+
+    def _ask(self, episode: _Episode, ways: list[list[_Fact]]) -> bool:
+        """Ask until one of the ways, each some facts, is told in full; False when patience runs out."""
+        for i in range(self.patience):
+            if not ways or any(_told(way, episode.heard) for way in ways):
+                return True
+            wanted = " or the ".join(
+                " and ".join(fact.label for fact in way if not fact.told(episode.heard)) for way in ways
+            )
+            episode.say(_ASK[min(i, len(_ASK) - 1)].format(wanted))
+        return any(_told(way, episode.heard) for way in ways)
+
+
+@dataclass(frozen=True)
+class _Fact:
+    """What the customer has to say. forms: folded; any of them will do."""
+
+    argument: str
+    label: str
+    value: str
+    forms: tuple[str, ...]
+
+    def told(self, heard: str) -> bool:
+        return any(_holds(heard, form) for form in self.forms)
+
+
+class _Over(Exception):  # noqa: N818  (no error: how an episode ends)
+    """The user stopped, the agent handed over, or the steps ran out."""
+
+
+class _Episode:
+    """What was said and done. heard: all of the customer's words."""
+
+    def __init__(self, env: Any, first: Any, steps: int) -> None:
+        self._env, self._steps = env, steps
+        self.messages: list[dict[str, Any]] = []
+        self.reward, self.info = 0.0, first.info.model_dump()
+        self.heard = ""
+        self._hear(first.observation)
+
+    def say(self, text: str) -> None:
+        self._hear(self._step(Action(name=RESPOND_ACTION_NAME, kwargs={"content": text}), {"content": text}))
+        self._go_on()
+
+    def do(self, action: Action) -> None:
+        call = {"function": {"name": action.name, "arguments": json.dumps(action.kwargs)}}
+        result = self._step(action, {"content": None, "tool_calls": [call]})
+        self.messages.append({"role": "tool", "content": result})
+        self._go_on()
+
+    def _step(self, action: Action, message: dict[str, Any]) -> str:
+        if self._steps <= 0:
+            raise _Over
+        self._steps -= 1
+        self.messages.append({"role": "assistant", **message})
+        response = self._env.step(action)
+        self.reward, self._done = response.reward, response.done
+        self.info |= response.info.model_dump()
+        return str(response.observation)
+
+    def _go_on(self) -> None:
+        if self._done:
+            raise _Over
+
+    def _hear(self, text: str) -> None:
+        self.messages.append({"role": "user", "content": text})
+        self.heard = f"{self.heard}\n{text}"
+
+
+def _identity(env: Any, task: Any) -> list[list[_Fact]]:
+    """How the customer can say who it is, where the policy wants to know: by e-mail, or by name and zip code.
+
+    Only ways that the instruction knows in full. Other domains' gold actions say who it is by themselves.
+    """
+    if "find_user_id_by_name_zip" not in env.tools_map:
+        return []
+    user = env.data["users"].get(task.user_id)
+    if user is None:
+        return []
+    ways = [{"email": user["email"]}, {**user["name"], "zip": user["address"]["zip"]}]
+    found = [[fact for name, value in way.items() for fact in _fact(name, value, task.instruction)] for way in ways]
+    return [facts for way, facts in zip(ways, found, strict=True) if len(facts) == len(way)]
+
+
+def _lookups(identity: list[list[_Fact]], heard: str) -> Iterator[Action]:
+    way = next((way for way in identity if _told(way, heard)), None)
+    if way:
+        kwargs = {fact.argument: fact.value for fact in way}
+        yield Action(name="find_user_id_by_email" if "email" in kwargs else "find_user_id_by_name_zip", kwargs=kwargs)
+
+
+def _facts(action: Any, instruction: str) -> list[_Fact]:
+    if action.name.startswith(_NO_FACTS):
+        return []
+    return [fact for name, value in _leaves(action.kwargs) for fact in _fact(name, value, instruction)]
+
+
+def _fact(argument: str, value: Any, instruction: str) -> list[_Fact]:
+    """The argument as a fact, if the instruction holds it."""
+    forms = _forms(value)
+    label = _LABELS.get(argument) or _words(re.sub(r"_ids?$", "_number", argument))
+    found = _Fact(argument, label, str(value), forms)
+    return [found] if forms and found.told(instruction) else []
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner, name)
+    else:
+        yield name, value
+
+
+def _forms(value: Any) -> tuple[str, ...]:
+    """How a value may be said, folded. None for what cannot be told from chance: yes, no, 0, 1, two letters."""
+    if isinstance(value, bool) or value is None:
+        return ()
+    if isinstance(value, int | float):
+        if value in (0, 1):
+            return ()
+        whole = value == int(value)
+        words = [_NUMBERS[int(value)]] if whole and 1 < value < len(_NUMBERS) else []
+        return (_fold(f"{value:g}" if whole else f"{value:.2f}"), *words)
+    if re.fullmatch(r"\d{4}-\d{2}-\d{2}", value):
+        return _date_forms(*map(int, value.split("-")))
+    folded = _fold(value)
+    return (folded,) if len(folded) > 2 and folded not in ("yes",) else ()
+
+
+def _date_forms(year: int, month: int, day: int) -> tuple[str, ...]:
+    ordinal = {1: "st", 2: "nd", 3: "rd"}.get(day % 10 if day not in (11, 12, 13) else 0, "th")
+    names = (_MONTHS[month - 1], _MONTHS[month - 1][:3], *(["sept"] if month == 9 else []))
+    days = (f"{day}", f"{day:02}", f"{day}{ordinal}")
+    spoken = [form for name in names for d in days for form in (f"{name} {d}", f"{d} {name}", f"{d} of {name}")]
+    numbers = [f"{month} {day}", f"{month:02} {day:02}", f"{year} {month:02} {day:02}", f"{year} {month} {day}"]
+    return tuple(dict.fromkeys((*spoken, *numbers, f"{names[0]} the {day}{ordinal}")))
+
+
+def _holds(text: str, form: str) -> bool:
+    """Whether folded words stand in a text; numbers with letters and addresses of mails also with other gaps."""
+    folded = _fold(text)
+    if f" {form} " in f" {folded} ":
+        return True
+    squeezed = form.replace(" ", "")
+    tells = len(squeezed) >= 5 and re.search(r"\d", squeezed) is not None and not re.match(r"\d{4} \d\d? \d\d?$", form)
+    return tells and squeezed in folded.replace(" ", "")
+
+
+def _fold(text: str) -> str:
+    """Words of letters and digits, in lower case: ``#W-100`` is ``w 100``, ``1,234`` is ``1234``."""
+    plain = unicodedata.normalize("NFKC", str(text)).casefold()
+    plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", plain)
+    return " ".join(re.findall(r"[^\W_]+", plain))
+
+
+def _told(way: list[_Fact], heard: str) -> bool:
+    return all(fact.told(heard) for fact in way)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _plain(kwargs: dict[str, Any]) -> str:
+    return ", ".join(f"{_words(name)}: {value}" for name, value in _leaves(kwargs))
