@@ -144,7 +144,7 @@ class Sheet:
         environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
         shown = [{name: getattr(item, name) for name in ("id", "task", "agent", "text")} for item in self.items]
         return environment.from_string(template).render(
-            policy=_policy(template),
+            policy=page_policy(template),
             trait=self.trait,
             definition=self.definition,
             opposite=self.opposite,
@@ -193,9 +193,7 @@ def make_sheet(
     drawn.sort(key=lambda d: (d[1].text, d[1].context, d[1].seed, d[0].condition, d[0].layer or 0, d[0].dose))
     content = json.dumps([[turn.text, turn.context, turn.seed] for _, turn in drawn])
     rng = random.Random(f"{seed} {pair_set.trait} {hashlib.sha256(content.encode()).hexdigest()}")
-    ids: dict[str, None] = {}
-    while len(ids) < len(drawn):
-        ids["".join(rng.choices(_LETTERS, k=6))] = None
+    ids = draw_names(len(drawn), rng)
     items = [
         Item(
             id=name,
@@ -214,6 +212,14 @@ def make_sheet(
     return Sheet(pair_set.trait, pair_set.definition, pair_set.opposite, seed, tuple(items), dict(sweep or {}))
 
 
+def draw_names(count: int, rng: random.Random) -> list[str]:
+    """As many different names for items, which say nothing: six letters each."""
+    names: dict[str, None] = {}
+    while len(names) < count:
+        names["".join(rng.choices(_LETTERS, k=6))] = None
+    return list(names)
+
+
 def protect(text: str) -> str:
     """Text as a cell that no spreadsheet runs as a formula: an apostrophe goes before ``= + - @`` and the like."""
     return f"'{text}" if text.startswith(("'", *_RUNS)) else text
@@ -222,6 +228,19 @@ def protect(text: str) -> str:
 def unprotect(cell: str) -> str:
     """The text that ``protect`` made a cell of."""
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(("'", *_RUNS)) else cell
+
+
+def page_policy(template: str) -> str:
+    """A Content-Security-Policy under which the page's own script and style count and nothing else does."""
+
+    def digest(tag: str) -> str:
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    return (
+        f"default-src 'none'; script-src {digest('script')}; style-src {digest('style')}; base-uri 'none'; "
+        "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
 
 
 # ---- Drawing
@@ -284,16 +303,3 @@ def _draw(cell: Cell, cells: list[Cell], count: int, seed: int) -> list[SweptTur
 def one_line(*texts: str) -> str:
     """Texts with every run of white space a space."""
     return " ".join(" ".join(texts).split())
-
-
-def _policy(template: str) -> str:
-    """A Content-Security-Policy under which the page's own script and style count and nothing else does."""
-
-    def digest(tag: str) -> str:
-        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
-        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-    return (
-        f"default-src 'none'; script-src {digest('script')}; style-src {digest('style')}; base-uri 'none'; "
-        "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-    )

@@ -13,7 +13,7 @@ import math
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from importlib import resources
@@ -177,12 +177,12 @@ def read_votes(sheet: Sheet | str | Path, files: Iterable[str | Path]) -> Votes:
     column = {item.id: index for index, item in enumerate(sheet.items)}
     owners: dict[str, set[str]] = defaultdict(set)
     for item in sheet.items:
-        owners[_folded(item.text)].add(item.id)
+        owners[folded(item.text)].add(item.id)
     cast: dict[tuple[str, str], _Vote] = {}
     comments: list[tuple[str, str, str]] = []
     problems: list[str] = []
     for file in map(Path, files):
-        rows = list(_rows(file))
+        rows = list(read_rows(file))
         if rows and not any(row["item"] in column for _, row in rows):
             problems.append(f"{file} has votes on another sheet: none of its items is in sheet {sheet.id}")
             continue
@@ -192,7 +192,7 @@ def read_votes(sheet: Sheet | str | Path, files: Iterable[str | Path]) -> Votes:
             if row["item"] not in column:
                 problems.append(f"{where}: unknown item {row['item']!r}; the sheet of {sheet.trait} has no such item")
                 continue
-            turn = _folded(unprotect(row.get("turn", "")))
+            turn = folded(unprotect(row.get("turn", "")))
             if turn in owners and row["item"] not in owners[turn]:
                 problems.append(
                     f"{where}: the turn is not that of item {row['item']}, but that of {min(owners[turn])}; "
@@ -281,8 +281,13 @@ class _Vote:
     usable: float
 
 
-def _rows(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Rows of a CSV by column, each with the line it begins on; empty ones are left out."""
+def read_rows(
+    file: Path, columns: Sequence[str] = COLUMNS, needed: Iterable[str] = ("item", "rating")
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows of an annotator's CSV by column, each with the line it begins on; empty ones are left out.
+
+    columns: what a whole file has. Raises AnnotationError for a file that cannot be read or lacks a needed column.
+    """
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -302,7 +307,7 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 continue
             if not names:
                 names = [name.strip().casefold() for name in cells]
-                if missing := {"item", "rating"} - set(names):
+                if missing := set(needed) - set(names):
                     raise AnnotationError(
                         f"{file}, line {begins}: no column {', '.join(sorted(missing))}; found {', '.join(names)}"
                     )
@@ -314,7 +319,7 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
     except csv.Error as error:
         raise AnnotationError(f"{file}, line {line}: not CSV: {error}") from error
     if not names:
-        raise AnnotationError(f"{file} is empty; expected a CSV with the columns {', '.join(COLUMNS)}")
+        raise AnnotationError(f"{file} is empty; expected a CSV with the columns {', '.join(columns)}")
 
 
 def _read_vote(row: Mapping[str, str], where: str) -> _Vote | None:
@@ -330,7 +335,8 @@ def _read_vote(row: Mapping[str, str], where: str) -> _Vote | None:
     return _Vote(where, float(rating[0]) if rating else math.nan, float(usable not in _NO))
 
 
-def _folded(text: str) -> str:
+def folded(text: str) -> str:
+    """Text as rows are compared: spreadsheets change white space and how accents are written."""
     return one_line(unicodedata.normalize("NFC", text))
 
 
