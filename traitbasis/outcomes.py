@@ -211,11 +211,13 @@ def by_agent(runs: Sequence[Run], floor: Sequence[Run] = ()) -> tuple[list[Agent
     name for other traits, an oracle among the agents or an agent among the oracle's runs, two oracles, no episode that
     counts, or an agent that no unsteered user has spoken to.
     """
-    _comparable([*runs, *floor])
-    agents, oracles = _agents(runs), _agents(floor)
+    if not runs:
+        raise HarnessError("there is no run to report; make one with: traitbasis bench tau-trait")
     if wrong := [run for run in floor if run.header.agent.get("kind") != ORACLE]:
         kind = wrong[0].header.agent.get("kind")
         raise HarnessError(f"{wrong[0].path} is no noise floor: its agent.kind is {kind!r}, not {ORACLE!r}")
+    _comparable([*runs, *floor])
+    agents, oracles = _agents(runs), _agents(floor)
     if len(oracles) > 1:
         raise HarnessError(f"the noise floor is of several oracles: {', '.join(oracle.name for oracle in oracles)}")
     if len(agents) > 1 and (wrong := [run for run in runs if run.header.agent.get("kind") == ORACLE]):
@@ -273,8 +275,6 @@ _USER = ("model", "model_fingerprint", "basis", "as", "dtype", "positions", "pro
 
 def _comparable(runs: Sequence[Run]) -> None:
     """Raises HarnessError for the first difference between runs that is neither the agent nor the traits."""
-    if not runs:
-        raise HarnessError("there is no run to report; make one with: traitbasis bench tau-trait")
     first = runs[0]
     traits: dict[str, tuple[dict[str, Any], Path]] = {}
     for run in runs:
@@ -330,13 +330,29 @@ def _joined(name: str, runs: Sequence[Run]) -> Agent:
     notes = [note for run in runs for note in run.notes]
     if len(urls := {str(run.header.agent.get("url")) for run in runs}) > 1:
         notes.append(f"{name} was reached at several addresses ({', '.join(sorted(urls))}) and is taken for one agent")
-    episodes = _settle((str(run.path), episode) for run in runs for episode in run.episodes)
-    return Agent(name, tuple(runs), tuple(episodes), tuple(notes))
+    episodes = tuple(_settle((str(run.path), episode) for run in runs for episode in run.episodes))
+    if plain := [e for e in episodes if any(e.traits.values()) and _steered(e) is False]:
+        notes.append(
+            f"{len(plain)} episodes of {name} with traits had a user that was not steered, as its replies say (the "
+            f"first: {plain[0].cell}); that is right for prompted or tuned users only"
+        )
+    return Agent(name, tuple(runs), episodes, tuple(notes))
+
+
+def _steered(episode: Episode) -> bool | None:
+    """Whether the user's reply says that it was steered; None where it says nothing."""
+    said = (episode.made_by or {}).get("traits")
+    return any(said.values()) if isinstance(said, dict) else None
 
 
 def _measurable(agent: Agent, others: Sequence[Agent]) -> None:
     """Raises HarnessError when nothing can be said of an agent."""
     files = ", ".join(str(run.path) for run in agent.runs)
+    if wrong := next((e for e in agent.episodes if e.condition == UNSTEERED and _steered(e)), None):
+        raise HarnessError(
+            f"{files}: the baseline was steered: the user's reply in {wrong.cell}, says traits "
+            f"{(wrong.made_by or {})['traits']}; run it with a user that has none"
+        )
     counted = [episode for episode in agent.episodes if not episode.infrastructure]
     if not counted:
         failed = f" {len(agent.episodes)} failed by infrastructure" if agent.episodes else ""
