@@ -29,7 +29,7 @@ Ended = Literal[
 
 @dataclass(frozen=True)
 class DialogueTurn:
-    """One message. made_by: of a customer's turn, the reply's ``traitbasis`` field as the endpoint gave it."""
+    """One message. made_by: what the endpoint says of the reply and the file's header does not say already."""
 
     speaker: Literal["agent", "customer"]
     text: str
@@ -45,9 +45,9 @@ class Dialogue:
     with each other. trial: dialogues that differ in nothing else. instruction: the customer's task, without
     any word about traits. facts: by name, what the instruction gives the customer to tell. turns: the agent's and the
     customer's, alternating, the agent's first. resolved: index in `turns` of the agent's message that does what was
-    asked for, from which on the customer may stop; None where unknown. ended: see ``Ended``; a stop token stands in the
-    last customer turn as it was sent. stop_tokens: those that the customer was told of. model: the id that was asked
-    for. positions: ``generated`` (a clean past) or ``all``.
+    asked for, from which on the customer may stop; beyond the last where the dialogue ended before, None where unknown.
+    ended: see ``Ended``; a stop token stands in the last customer turn as it was sent. stop_tokens: those that the
+    customer was told of. model: the id that was asked for. positions: ``generated`` (a clean past) or ``all``.
     """
 
     method: str
@@ -90,7 +90,8 @@ class Dialogue:
 class DialogueFile:
     """The dialogues of one method on disk, with the header that says what made them.
 
-    Opened for writing it takes what is there already, and refuses a file that was made with other settings.
+    Opened for writing it takes what is there already, and refuses a file that was made with other settings. Where an
+    endpoint stands is no setting: a server that was killed comes back on another port, and is known by what it serves.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
@@ -98,7 +99,8 @@ class DialogueFile:
         self.dialogues: list[Dialogue] = []
         if path.is_file():
             found, self.dialogues, whole = _read(path)
-            different = sorted(k for k in found.keys() | self.header.keys() if found.get(k) != self.header.get(k))
+            settings = (found.keys() | self.header.keys()) - {"url", "agent_url"}
+            different = sorted(key for key in settings if found.get(key) != self.header.get(key))
             if different:
                 raise EvaluationError(
                     f"{path} holds dialogues that were made with other settings ({', '.join(different)}); delete it, "

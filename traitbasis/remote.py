@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from openai import OpenAI
     from openai.types.chat import ChatCompletion
 
+_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+
 
 class RemoteModel:
     """Chat completions at a `url` (``http://localhost:8000/v1``); may be used by several threads at once.
@@ -105,6 +107,11 @@ class RemoteModel:
         except (openai.OpenAIError, ValueError, AttributeError, TypeError):
             return "it lists no models either, so the URL is probably wrong; a base URL usually ends in /v1"
         return f"it serves: {', '.join(names[:20]) or 'none'}"
+
+
+def without_thoughts(text: str) -> str:
+    """A reply without what a reasoning model wrote for itself, closed or cut off."""
+    return _THOUGHT.sub("", text)
 
 
 def without_password(url: str) -> str:

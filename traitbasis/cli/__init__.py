@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from traitbasis.cli import annotate, checks, evaluate, select, traits, users, vectors  # noqa: F401  (they add their commands)
+from traitbasis.cli import (  # noqa: F401  (they add their commands)
+    annotate,
+    checks,
+    eval_collect,
+    evaluate,
+    select,
+    traits,
+    users,
+    vectors,
+)
 from traitbasis.cli.common import app, err, out
 from traitbasis.errors import TraitBasisError
 

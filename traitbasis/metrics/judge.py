@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from traitbasis.chat import Turn
 from traitbasis.errors import JudgeError
-from traitbasis.remote import RemoteModel
+from traitbasis.remote import RemoteModel, without_thoughts
 
 TOP = 10  # of the judge's scale
 MAX_TOKENS = 1024  # a judge that thinks first needs room; one that does not is done after 60
@@ -58,7 +58,6 @@ _SCORE = re.compile(r'"score"\s*:\s*"?\s*(-?\d+(?:\.\d+)?)')
 _SCALE = re.compile(
     r"\b[01]\s*(?:-|–|to|and|\.\.+|…)\s*10\b|\bscale of 10\b|(?<=\d)(?:\s*/\s*|\s+(?:out\s+)?of\s+)10\b", re.IGNORECASE
 )
-_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
 class JudgeModel:
@@ -185,7 +184,7 @@ def as_material(value: Any) -> str:
 
 def read_objects(answer: str) -> list[dict[str, Any]]:
     """The JSON objects in a judge's answer, from left to right, without those in its thoughts."""
-    return list(_objects(_THOUGHT.sub("", answer)))
+    return list(_objects(without_thoughts(answer)))
 
 
 def read_score(answer: str, *, cut: bool = False) -> float | None:
@@ -194,7 +193,7 @@ def read_score(answer: str, *, cut: bool = False) -> float | None:
     The last JSON object with a ``score`` counts, else the last number. An answer that was `cut` short, or JSON without
     a score, may hold any number: only a ``"score":`` counts there.
     """
-    answer = _THOUGHT.sub("", answer)
+    answer = without_thoughts(answer)
     objects = [found for found in read_objects(answer) if "score" in found]
     if objects:
         return _on_scale(objects[-1]["score"])
