@@ -7,6 +7,7 @@ the same question (which traits does the customer show?), so their files serve e
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -107,6 +108,12 @@ def side_of(dialogue: Dialogue) -> Side:
     return dialogue.method, dialogue.key
 
 
+def as_side(value: Any) -> Side:
+    """A side as JSON gives it. Raises ValueError or TypeError for what is none."""
+    method, key = value
+    return str(method), _key(key)
+
+
 def player_of(side: Side) -> str:
     """A method's name in tables; with what is steered, where that is not the default."""
     method, (_, _, _, positions) = side
@@ -122,6 +129,22 @@ def shown(dialogue: Dialogue) -> tuple[tuple[str, str], ...]:
         for turn in dialogue.turns
         if turn.speaker != "customer" or turn.text.strip() not in tokens
     )
+
+
+def judged(kind: Kind, dialogues: Iterable[Dialogue]) -> list[Dialogue]:
+    """The dialogues that a question is asked about: of mixes for composability, of one trait and of neutral customers
+    for fidelity, of customers with traits for consistency, all for realism. Raises EvaluationError when there is none.
+    """
+    least, most, what = {
+        "fidelity": (0, 1, "one trait or none"),
+        "composability": (2, math.inf, "several traits"),
+        "consistency": (1, math.inf, "traits"),
+        "realism": (0, math.inf, "any traits"),
+    }[kind]
+    found = [dialogue for dialogue in dialogues if least <= len(dialogue.traits) <= most]
+    if not found:
+        raise EvaluationError(f"there is no dialogue of a customer with {what}, which {kind} is about")
+    return found
 
 
 # ---- Agreement
@@ -226,8 +249,7 @@ def _record(kind: Kind, line: dict[str, Any]) -> AnyJudgment:
     if kind == "realism":
         if line["choice"] not in get_args(Choice):
             raise ValueError(f"choice is {line['choice']!r}")
-        sides = {side: (line[side][0], _key(line[side][1])) for side in ("first", "second")}
-        return Preference(**{**line, **sides})
+        return Preference(**{**line, "first": as_side(line["first"]), "second": as_side(line["second"])})
     line = {**line, "key": _key(line["key"])}
     if unknown := set(line.get("traits", {}).values()) - {*LEVELS, "present"}:
         raise ValueError(f"a level is {unknown.pop()!r}")
