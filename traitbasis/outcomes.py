@@ -291,6 +291,17 @@ def _comparable(runs: Sequence[Run]) -> None:
                     f"{path} and {run.path} cannot be compared: the condition {name!r} has traits {known} in one and "
                     f"{said} in the other"
                 )
+    for field in ("model_fingerprint", "basis", "as"):  # as the replies say: a server may be another after a resume
+        said_by: dict[Any, Cell] = {}
+        for episode in (episode for run in runs for episode in run.episodes):
+            if field in (episode.made_by or {}):
+                said_by.setdefault(str((episode.made_by or {})[field]), episode.cell)
+        if len(said_by) > 1:
+            (one, first_cell), (two, second_cell), *_ = said_by.items()
+            raise HarnessError(
+                f"the user changed: its replies' {field} is {one!r} in {first_cell} and {two!r} in {second_cell}, and "
+                "a drop would be that difference, too; keep the episodes of one user"
+            )
 
 
 def _settings(one: Run, two: Run) -> Iterator[tuple[str, Any, Any]]:

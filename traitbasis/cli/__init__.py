@@ -12,6 +12,7 @@ from traitbasis.cli import (  # noqa: F401  (they add their commands)
     checks,
     eval_collect,
     evaluate,
+    report,
     select,
     traits,
     users,
