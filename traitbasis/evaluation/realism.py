@@ -22,6 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from traitbasis.chat import Turn
 from traitbasis.dialogues import Dialogue
@@ -30,6 +31,7 @@ from traitbasis.evaluation.bradley_terry import Ratings, Vote, rate
 from traitbasis.evaluation.judgments import Choice, Preference, Side, player_of, shown, side_of, votes_of
 from traitbasis.guards import GUARDS, Conversation, failed_guard
 from traitbasis.metrics.estimate import Estimate, mean, over_tasks
+from traitbasis.metrics.instruments import rank_correlation
 
 MODEL_FREE = "model-free"
 MARGIN = 0.5  # nats of mean log-odds; what differs by less is a tie
@@ -95,9 +97,40 @@ class Realism:
     first: Estimate
 
     @property
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "methods": {
+                rating.player: {
+                    "elo": rating.elo.record,
+                    "win_rate": rating.win_rate.record,
+                    "comparisons": rating.comparisons,
+                }
+                for rating in self.ratings.players
+            },
+            "bounded": self.ratings.bounded,
+            "pairs": self.pairs,
+            "ties": self.ties,
+            "shown_in_both_orders": self.twice,
+            "inconsistent": self.inconsistent,
+            "first_preferred": self.first.record,
+            "position_biased": self.biased,
+        }
+
+    @property
     def biased(self) -> bool:
         """Whether the place on the page decides more than chance would explain."""
-        return self.first.low > 0.5 or self.first.high < 0.5 or self.first.value in (0.0, 1.0)
+        return self.first.low > 0.5 or self.first.high < 0.5 or 0 < self.twice == self.inconsistent
+
+
+def elo_correlations(raters: Sequence[Realism]) -> dict[tuple[str, str], float]:
+    """Spearman's correlation of the Elo of every two raters, over the methods that both rated; nan below two."""
+    found = {}
+    for one, other in combinations(raters, 2):
+        mine, theirs = ({p.player: p.elo.value for p in rater.ratings.players} for rater in (one, other))
+        both = sorted(mine.keys() & theirs.keys())
+        found[one.rater, other.rater] = rank_correlation([mine[p] for p in both], [theirs[p] for p in both])
+    return found
 
 
 def realism(preferences: Iterable[Preference], *, seed: int = 0) -> list[Realism]:
@@ -174,7 +207,7 @@ def prefer(a: Score, b: Score) -> float:
     return float(difference > 0) if abs(difference) > MARGIN else 0.5  # nan is no difference
 
 
-def model_free(pairs: Iterable[Pair], scores: Mapping[Side, Score]) -> list[Preference]:
+def model_free_preferences(pairs: Iterable[Pair], scores: Mapping[Side, Score]) -> list[Preference]:
     """The model-free rater's preferences, under the name ``MODEL_FREE``."""
     return [
         preference
