@@ -61,23 +61,16 @@ def leaderboard_grid(found: Sequence[Robustness]) -> Grid:
 
 def drops_grid(found: Robustness) -> Grid:
     """A condition a row: what it costs, and what it costs an oracle."""
-    several = len(found.domains) > 1
-    columns = [
-        "condition",
-        *(["domain"] if several else []),
-        "unsteered",
-        "steered",
-        "drop",
-        "relative",
-        "worse / better",
-    ]
-    columns += ["p (Holm)", "oracle, unsteered", "oracle, steered", "oracle's drop", "beyond the user's fault"]
+    columns = [*_where(found), "unsteered", "steered", "drop", "relative", "worse / better", "p (Holm)"]
+    if found.oracle:
+        columns += ["oracle, unsteered", "oracle, steered", "oracle's drop", "beyond the user's fault"]
     rows = []
     for drop in found.drops:
-        row = [drop.condition, *([drop.domain or "all"] if several else []), str(drop.unsteered), str(drop.steered)]
-        row += [str(drop.drop), str(drop.relative), f"{drop.worse} / {drop.better} of {drop.tasks}", _p(drop.p_holm)]
-        floor = drop.floor
-        row += [str(e) for e in (floor.unsteered, floor.steered, floor.drop, floor.beyond)] if floor else ["-"] * 4
+        row = [*_where(found, drop), str(drop.unsteered), str(drop.steered), str(drop.drop), str(drop.relative)]
+        row += [f"{drop.worse} / {drop.better} of {drop.tasks}", _p(drop.p_holm)]
+        if found.oracle:
+            floor = drop.floor
+            row += [str(e) for e in (floor.unsteered, floor.steered, floor.drop, floor.beyond)] if floor else ["-"] * 4
         rows.append(tuple(row))
     return Grid(
         f"Drops of {found.agent.name}",
@@ -95,21 +88,21 @@ def drops_grid(found: Robustness) -> Grid:
 
 def success_grid(found: Robustness) -> Grid:
     """A condition a row: success, pass^k, and what is in no figure."""
-    several = len(found.domains) > 1
-    columns = ["condition", *(["domain"] if several else []), "success (Avg)", "reward"]
+    rewards = any(outcome.reward != outcome.success for outcome in found.outcomes)  # mostly they are the same
+    columns = [*_where(found), "success (Avg)", *(["reward"] if rewards else [])]
     columns += [f"pass^{k}" for k in found.ks] + ["tasks", "episodes", "infrastructure", "missing"]
     rows = []
     for outcome in found.outcomes:
-        row = [outcome.condition, *([outcome.domain or "all"] if several else [])]
-        row += [str(outcome.success), str(outcome.reward), *(_pass(outcome, k) for k in found.ks)]
+        row = [*_where(found, outcome), str(outcome.success), *([str(outcome.reward)] if rewards else [])]
+        row += [_pass(outcome, k) for k in found.ks]
         row += [str(n) for n in (outcome.tasks, outcome.episodes, outcome.infrastructure, outcome.missing)]
         rows.append(tuple(row))
     return Grid(
         f"Success of {found.agent.name}",
         tuple(columns),
         tuple(rows),
-        "pass^k: the chance that k trials of a task all succeed; after a slash the tasks that have k trials, where some "
-        "have fewer. Infrastructure failures and missing episodes are in no figure.",
+        "pass^k: the chance that k trials of a task all succeed; after a slash the tasks that have k trials, where "
+        "some have fewer. Infrastructure failures and missing episodes are in no figure.",
     )
 
 
@@ -177,6 +170,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isnan(value) else round(value, 6)
     return value
+
+
+def _where(found: Robustness, row: Drop | Outcome | None = None) -> list[str]:
+    """The first columns of a row, or their heads: the domain only where there are several."""
+    condition, domain = (row.condition, row.domain or "all") if row else ("condition", "domain")
+    return [condition, domain] if len(found.domains) > 1 else [condition]
 
 
 def _of_that(drop: Drop) -> str:

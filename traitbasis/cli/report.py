@@ -98,7 +98,7 @@ def _gate(found: list[Robustness], allowed: float, confident: bool) -> None:
     if over := breaches(found, allowed, confident):
         for agent, drop in over:
             err.print(
-                f"[red]too fragile:[/red] {escape(agent)} loses {escape(str(drop.drop))} of its success under "
+                f"[red]too fragile:[/red] {escape(agent)} loses {escape(str(drop.drop))} of success under "
                 f"{escape(drop.condition)}, {of}more than the {allowed:g} allowed",
                 highlight=False,
                 soft_wrap=True,
@@ -131,7 +131,7 @@ def _ks(text: str) -> tuple[int, ...]:
 def _print(grid: Grid) -> None:
     table = Table(title=escape(grid.title), caption=escape(grid.caption), caption_justify="left", title_justify="left")
     for i, column in enumerate(grid.columns):
-        table.add_column(escape(column), justify="left" if i == 0 else "right", overflow="fold")
+        table.add_column(escape(column), justify="right" if i else "left", overflow="fold", no_wrap=i == 0)
     for row in grid.rows:
         table.add_row(*(escape(cell) for cell in row))
     out.print(table)
