@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STEERED, PROMPTED, RANDOM = "#0072b2", "#d55e00", "#767676"
-_INK, _GROUND = "#1d1c1a", "#fefefd"  # ``svg`` makes them the page's own
+INK, GROUND = "#1d1c1a", "#fefefd"  # ``svg`` makes them the page's own
 _LAYER = "layer (decoder block, from 0)"
 _DOSE = "dose (added / hidden norm)"
 _MOST_COLUMNS = 4  # of layers; where there are more, a column is a dose
-_SERIES: tuple[dict[str, Any], ...] = (  # colour, marker and line of a dose; the first is measured at most layers
+SERIES: tuple[dict[str, Any], ...] = (  # colour, marker and line of a dose; the first is measured at most layers
     {"color": STEERED, "marker": "o", "linestyle": "-"},
     {"color": "#cc79a7", "marker": "s", "linestyle": "--"},
     {"color": "#009e73", "marker": "^", "linestyle": "-."},
@@ -58,7 +58,7 @@ _ROWS = (
 def screening_figure(selection: Selection, rule: Rule = RULE) -> Figure:
     """What pairs alone say, by layer: agreement, AUC and Cohen's d of held-back pairs; the chosen layer is marked."""
     screening = selection.screening
-    figure, axes = _figure(3, 1, (6.4, 6.0), f"{selection.trait}: screening by pairs")
+    figure, axes = new_figure(3, 1, (6.4, 6.0), f"{selection.trait}: screening by pairs")
     panels = (
         (screening.agreement, "agreement of pairs\n(mean cosine)", rule.agreement),
         (screening.auc, "AUC,\nheld-back pairs", rule.auc),
@@ -67,9 +67,9 @@ def screening_figure(selection: Selection, rule: Rule = RULE) -> Figure:
     for axis, (values, label, floor) in zip(axes[:, 0], panels, strict=True):
         axis.plot(range(len(values)), values, color=STEERED, marker="o", markersize=3)
         if floor is not None:
-            axis.axhline(floor, color=_INK, linestyle=":", linewidth=1)
+            axis.axhline(floor, color=INK, linestyle=":", linewidth=1)
         axis.set_ylabel(label)
-    handles = [_handle(STEERED, "o", "-", "pairs"), _handle(_INK, "", ":", "least that screens")]
+    handles = [legend_handle(STEERED, "o", "-", "pairs"), legend_handle(INK, "", ":", "least that screens")]
     _mark_layers(selection, axes[:, 0], handles)
     _finish(figure, axes, _LAYER, handles)
     peak = max(range(len(screening.auc)), key=lambda z: screening.auc[z])
@@ -84,24 +84,24 @@ def screening_figure(selection: Selection, rule: Rule = RULE) -> Figure:
 def likelihood_figure(selection: Selection, rule: Rule = RULE) -> Figure:
     """What a dose does to the model's probabilities, by layer: preference, fact cost, KL, a line for each dose; the
     chosen layer is marked."""
-    figure, axes = _figure(3, 1, (6.4, 6.0), f"{selection.trait}: likelihood of held-back pairs, steered")
+    figure, axes = new_figure(3, 1, (6.4, 6.0), f"{selection.trait}: likelihood of held-back pairs, steered")
     panels = (
         ("preference", "preference gained\n(nats / token)", 0.0),
         ("fact_cost", "fact cost\n(nats / fact token)", rule.fact_cost),
         ("kl", "KL to unsteered\n(nats / token)", None),
     )
     layers = Counter(at.dose for at in selection.likelihood)
-    styles = {dose: _SERIES[i % len(_SERIES)] for i, (dose, _) in enumerate(layers.most_common())}
+    styles = {dose: SERIES[i % len(SERIES)] for i, (dose, _) in enumerate(layers.most_common())}
     doses = sorted(styles)
     for axis, (name, label, line) in zip(axes[:, 0], panels, strict=True):
         for dose in doses:
             points = sorted((at.layer, getattr(at, name)) for at in selection.likelihood if at.dose == dose)
             axis.plot(*zip(*points, strict=True), **styles[dose], markersize=4)
         if line is not None:
-            axis.axhline(line, color=_INK, linestyle=":", linewidth=1)
+            axis.axhline(line, color=INK, linestyle=":", linewidth=1)
         axis.set_ylabel(label)
-    handles = [_handle(label=f"dose {dose:g}", **styles[dose]) for dose in doses]
-    handles.append(_handle(_INK, "", ":", "no preference; most that facts may cost"))
+    handles = [legend_handle(label=f"dose {dose:g}", **styles[dose]) for dose in doses]
+    handles.append(legend_handle(INK, "", ":", "no preference; most that facts may cost"))
     _mark_layers(selection, axes[:, 0], handles)
     _finish(figure, axes, _LAYER, handles)
     said = "; ".join(
@@ -130,7 +130,7 @@ def sweep_figure(selection: Selection, cells: Sequence[Cell] = ()) -> Figure:
     by_dose = len(layers) == 1 or (len(layers) <= _MOST_COLUMNS and len(doses) > 1)
     columns: list[Any] = [*layers] if by_dose else [*doses]
     title = f"{selection.trait}: turns, beside their baselines"
-    figure, axes = _figure(4, len(columns), (2.0 + 2.2 * max(len(columns), 2), 8.4), title, sharey="row")
+    figure, axes = new_figure(4, len(columns), (2.0 + 2.2 * max(len(columns), 2), 8.4), title, sharey="row")
     known = {cell.spec: cell for cell in cells}
 
     def at(summary: Summary) -> float:
@@ -160,12 +160,12 @@ def sweep_figure(selection: Selection, cells: Sequence[Cell] = ()) -> Figure:
                 if column_of(summary) == column:
                     _dot(axis, at(summary), getattr(summary, row.name), selection, summary)
     handles = [
-        _handle(STEERED, "o", "-", "steered, 95 % band"),
-        _handle(STEERED, "o", "-", "rejected by the rule", _GROUND),
-        *([_handle(_INK, "o", "", "the choice", "none", 11)] if selection.steerable else []),
-        _handle(PROMPTED, "", "-.", "prompt-only persona"),
-        _handle(RANDOM, "x", "--", "random direction, same dose"),
-        _handle(_INK, "", ":", "unsteered"),
+        legend_handle(STEERED, "o", "-", "steered, 95 % band"),
+        legend_handle(STEERED, "o", "-", "rejected by the rule", GROUND),
+        *([legend_handle(INK, "o", "", "the choice", "none", 11)] if selection.steerable else []),
+        legend_handle(PROMPTED, "", "-.", "prompt-only persona"),
+        legend_handle(RANDOM, "x", "--", "random direction, same dose"),
+        legend_handle(INK, "", ":", "unsteered"),
     ]
     _finish(figure, axes, _DOSE if by_dose else _LAYER, handles, doses if by_dose else ())
     figure.set_label(_sweep_text(selection, columns, by_dose))
@@ -185,7 +185,7 @@ def calibration_figure(levels: Levels | Basis, trait: str = "") -> Figure:
         raise ReportError(f"{trait or 'the trait'} has no measured curve; make one with: traitbasis calibrate")
     rows = 4 if levels.fact_cost else 3
     name = f"{trait}: " if trait else ""
-    figure, axes = _figure(rows, 1, (6.8, 2.0 + 1.5 * rows), f"{name}calibration by dose")
+    figure, axes = new_figure(rows, 1, (6.8, 2.0 + 1.5 * rows), f"{name}calibration by dose")
     bands: list[Band | None] = [(point.expression_low, point.expression_high) for point in curve]
     panels: list[tuple[list[float], str, list[Band | None]]] = [
         ([point.expression for point in curve], _ROWS[0].label, bands),
@@ -199,7 +199,7 @@ def calibration_figure(levels: Levels | Basis, trait: str = "") -> Figure:
         _curve(axis, doses[: len(values)], values, band, color=STEERED, linestyle="-", marker="o")
         axis.set_ylabel(label)
         for mark, dose in marks.items():
-            axis.axvline(dose, color=PROMPTED if mark == "limit" else _INK, linestyle="-" if mark == "limit" else ":")
+            axis.axvline(dose, color=PROMPTED if mark == "limit" else INK, linestyle="-" if mark == "limit" else ":")
         if (right := max(doses)) > levels.limit:
             axis.axvspan(levels.limit, right, color=PROMPTED, alpha=0.12, linewidth=0)
     for mark, dose in marks.items():
@@ -208,9 +208,9 @@ def calibration_figure(levels: Levels | Basis, trait: str = "") -> Figure:
             textcoords="offset points", rotation=40, fontsize="small",
         )  # fmt: skip
     handles = [
-        _handle(STEERED, "o", "-", "measured, 95 % band where there is one"),
-        _handle(_INK, "", ":", "levels"),
-        _handle(PROMPTED, "", "-", "limit: more is refused"),
+        legend_handle(STEERED, "o", "-", "measured, 95 % band where there is one"),
+        legend_handle(INK, "", ":", "levels"),
+        legend_handle(PROMPTED, "", "-", "limit: more is refused"),
     ]
     _finish(figure, axes, _DOSE, handles, doses)
     figure.set_label(
@@ -241,8 +241,8 @@ def svg(figure: Figure, name: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    text = text.replace("xlink:href", "href").replace(_INK, "currentColor")
-    for variable, color in (("panel", _GROUND), ("steered", STEERED), ("prompted", PROMPTED), ("random", RANDOM)):
+    text = text.replace("xlink:href", "href").replace(INK, "currentColor")
+    for variable, color in (("panel", GROUND), ("steered", STEERED), ("prompted", PROMPTED), ("random", RANDOM)):
         text = text.replace(color, f"var(--{variable}, {color})")
     text = re.sub(r"'DejaVu Sans'[^;\"]*", "sans-serif", text)
     used = set(re.findall(r"#([\w-]+)", text))
@@ -257,7 +257,7 @@ def svg(figure: Figure, name: str) -> str:
     )
 
 
-# ---- Parts of figures
+# ---- Parts of figures, of other modules' too
 
 
 def _matplotlib() -> Any:
@@ -269,18 +269,20 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
-def _figure(rows: int, columns: int, size: Band, title: str, sharey: Any = False) -> tuple[Figure, Any]:
+def new_figure(rows: int, columns: int, size: Band, title: str, sharey: Any = False) -> tuple[Figure, Any]:
+    """A figure in the style of all, and its axes ``(rows, columns)``; size in inches. Raises ReportError without
+    matplotlib."""
     figure = _matplotlib().figure.Figure(figsize=size, layout="constrained", dpi=110)
     axes = figure.subplots(rows, columns, sharex=True, sharey=sharey, squeeze=False)
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
-        axis.spines[["left", "bottom"]].set_color(_INK)
-        axis.tick_params(colors=_INK, labelsize="small")
+        axis.spines[["left", "bottom"]].set_color(INK)
+        axis.tick_params(colors=INK, labelsize="small")
         axis.set_facecolor("none")
         for label in (axis.xaxis.label, axis.yaxis.label, axis.title):
-            label.set_color(_INK)
+            label.set_color(INK)
             label.set_fontsize("small")
-    figure.suptitle(title, color=_INK, fontsize="large", parse_math=False)
+    figure.suptitle(title, color=INK, fontsize="large", parse_math=False)
     return figure, axes
 
 
@@ -292,11 +294,12 @@ def _finish(figure: Figure, axes: Any, label: str, handles: Sequence[Any], ticks
         axis.xaxis.set_major_locator(FixedLocator(list(ticks)) if ticks else MaxNLocator(integer=True))
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(len(handles), 3), frameon=False,
-        labelcolor=_INK, fontsize="small",
+        labelcolor=INK, fontsize="small",
     )  # fmt: skip
 
 
-def _handle(color: str, marker: str, linestyle: str, label: str, face: str | None = None, size: float = 5) -> Any:
+def legend_handle(color: str, marker: str, linestyle: str, label: str, face: str | None = None, size: float = 5) -> Any:
+    """A line and marker for a legend. face: of the marker, by default its colour."""
     from matplotlib.lines import Line2D
 
     return Line2D(
@@ -313,9 +316,9 @@ def _mark_layers(selection: Selection, axes: Sequence[Axes], handles: list[Any])
             axis.axvline(layer, color=RANDOM, linestyle="--", linewidth=0.7, zorder=0)
         if selection.layer is not None:
             axis.axvline(selection.layer, color=PROMPTED, linewidth=2, alpha=0.8, zorder=0)
-    handles.append(_handle(RANDOM, "", "--", "turns were written here"))
+    handles.append(legend_handle(RANDOM, "", "--", "turns were written here"))
     if selection.layer is not None:
-        handles.append(_handle(PROMPTED, "", "-", f"chosen: layer {selection.layer}"))
+        handles.append(legend_handle(PROMPTED, "", "-", f"chosen: layer {selection.layer}"))
 
 
 def _baselines(axis: Axes, row: _Row, selection: Selection, known: dict[Spec, Cell]) -> None:
@@ -329,7 +332,7 @@ def _baselines(axis: Axes, row: _Row, selection: Selection, known: dict[Spec, Ce
     if plain is None and UNSTEERED in known:
         plain = float(known[UNSTEERED].scores(row.name).mean())
     if plain is not None:
-        axis.axhline(plain, color=_INK, linestyle=":", linewidth=1.3)
+        axis.axhline(plain, color=INK, linestyle=":", linewidth=1.3)
 
 
 def _band(row: _Row, summary: Summary, cell: Cell | None) -> Band | None:
@@ -353,10 +356,10 @@ def _curve(axis: Axes, x: Sequence[float], y: Sequence[float], bands: Sequence[B
 
 
 def _dot(axis: Axes, x: float, y: float, selection: Selection, summary: Summary) -> None:
-    face = _GROUND if summary.rejected else STEERED
+    face = GROUND if summary.rejected else STEERED
     axis.plot([x], [y], color=STEERED, marker="o", markersize=5, markerfacecolor=face, zorder=3)
     if (summary.layer, summary.dose) == (selection.layer, selection.dose):
-        axis.plot([x], [y], color=_INK, marker="o", markersize=11, markerfacecolor="none", zorder=4, clip_on=False)
+        axis.plot([x], [y], color=INK, marker="o", markersize=11, markerfacecolor="none", zorder=4, clip_on=False)
 
 
 def _stored(basis: Basis, trait: str) -> Levels:
