@@ -60,7 +60,7 @@ notebook: $(VENV)/.test
 # The figures of docs/performance.md: about half an hour for each dtype on one core.
 bench: $(VENV)/.core
 	for dtype in float32 bfloat16; do \
-		$(BIN)/traitbasis bench --dtype $$dtype --out experiments/bench/results/$$dtype.json || exit 1; \
+		$(BIN)/traitbasis bench engine --dtype $$dtype --out experiments/bench/results/$$dtype.json || exit 1; \
 	done
 
 # 10,000 requests: the prefix cache keeps its bound, and memory stays flat.

@@ -1,4 +1,4 @@
-"""The measurements of ``traitbasis bench``: what is compared is alike, and what is reported is what was measured.
+"""What ``traitbasis bench engine`` measures: what is compared is alike, and what is reported is what was measured.
 
 No figure here means anything: the models are tiny, and the machine is shared.
 """
@@ -395,7 +395,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def run(files: tuple[Path, Path], *arguments: str | Path) -> Result:
     model, basis = files
-    words = ["bench", "--model", model, "--basis", basis, *arguments]
+    words = ["bench", "engine", "--model", model, "--basis", basis, *arguments]
     return CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [str(word) for word in words])
 
 
@@ -441,8 +441,8 @@ def test_arguments_that_cannot_be_are_refused_by_name(
 
 
 def test_the_command_has_help_with_an_example() -> None:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["bench", "--help"])
-    assert result.exit_code == 0 and "Example: traitbasis bench" in result.output
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["bench", "engine", "--help"])
+    assert result.exit_code == 0 and "Example: traitbasis bench engine" in result.output
 
 
 def test_more_requests_than_the_queue_takes_are_an_error_and_no_hang() -> None:

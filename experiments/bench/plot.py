@@ -1,4 +1,4 @@
-"""Draw what ``traitbasis bench --out FILE`` wrote: python experiments/bench/plot.py FILE… --out figure.png
+"""Draw what ``traitbasis bench engine --out FILE`` wrote: python experiments/bench/plot.py FILE… --out figure.png
 
 Needs matplotlib: pip install 'traitbasis[plots]'.
 """

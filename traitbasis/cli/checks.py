@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from traitbasis.cli.bench import bench_app
 from traitbasis.cli.common import BasisFile, Device, DeviceMap, Dtype, Model, Quantize, Threads, app, err, load_lm, out
 from traitbasis.embedded import DEFAULT_MODEL
 
@@ -67,8 +68,8 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command()
-def bench(
+@bench_app.command()
+def engine(
     model: Model = DEFAULT_MODEL,
     basis: BasisFile = None,
     users: Annotated[str, typer.Option(help="Concurrent users, with commas.")] = "1,8,32",
@@ -85,7 +86,7 @@ def bench(
 ) -> None:
     """Measure the engine on this machine: throughput, the price of steering, time to first token, against generate.
 
-    Example: traitbasis bench --quick --only throughput,steering
+    Example: traitbasis bench engine --quick --only throughput,steering
     """
     import json
 

