@@ -238,21 +238,17 @@ def collect(
     missing = [job for job in every if _key(customer, *job) not in file.keys]
     progress(turns * (len(every) - len(missing)))
     hold = _Holder(customer, agent, turns, file.header["served"], progress)
-    failed: Exception | None = None
+    failed: BaseException | None = None
     with ThreadPoolExecutor(concurrency) as pool:
         running = [pool.submit(hold, *job) for job in missing]
         try:
             for done in as_completed(running):
-                if done.cancelled():
-                    continue
                 if error := done.exception():
-                    failed = failed or (error if isinstance(error, Exception) else None)
-                    hold.no_more(running)
-                else:
-                    file.append(done.result())
+                    failed = failed or error
+                elif dialogue := done.result():
+                    file.append(dialogue)
         except BaseException:  # someone pressed Ctrl-C, or the disk is full
-            hold.leave.set()
-            hold.no_more(running)
+            hold.break_off()
             raise
     if isinstance(failed, EvaluationError):
         raise EvaluationError(
@@ -290,7 +286,7 @@ def customer_prompt(task: DialogueTask) -> str:
 
 
 class _Holder:
-    """Holds one dialogue. leave: set to have all of them broken off."""
+    """Holds one dialogue after another, in several threads. When one fails, no other is begun."""
 
     def __init__(
         self,
@@ -301,10 +297,18 @@ class _Holder:
         progress: Callable[[int], None],
     ) -> None:
         self._customer, self._agent, self._turns = customer, agent, turns
-        self._served, self._progress, self.leave = served, progress, threading.Event()
+        self._served, self._progress = served, progress
+        self._no_more, self._broken_off = threading.Event(), threading.Event()
 
-    def __call__(self, task: DialogueTask, trial: int, traits: Condition) -> Dialogue:
-        turns, ended = self._talk(task, trial, traits)
+    def __call__(self, task: DialogueTask, trial: int, traits: Condition) -> Dialogue | None:
+        """The whole dialogue; None when it was not begun any more."""
+        if self._no_more.is_set():
+            return None
+        try:
+            turns, ended = self._talk(task, trial, traits)
+        except BaseException:
+            self._no_more.set()
+            raise
         return Dialogue(
             method=self._customer.method,
             traits=dict(traits),
@@ -320,17 +324,17 @@ class _Holder:
             positions=self._customer.positions,
         )
 
-    def no_more(self, running: Iterable[Any]) -> None:
-        """Do not begin what still waits."""
-        for job in running:
-            job.cancel()
+    def break_off(self) -> None:
+        """Leave those that are running, too, at their next turn."""
+        self._no_more.set()
+        self._broken_off.set()
 
     def _talk(self, task: DialogueTask, trial: int, traits: Condition) -> tuple[list[DialogueTurn], Ended]:
         turns: list[DialogueTurn] = []
         ended: Ended = "turns"
         seed = self._customer.seed_of(task, trial)
         for number in range(self._turns):
-            if self.leave.is_set():
+            if self._broken_off.is_set():
                 raise EvaluationError("broken off")
             message = self._agent.next(task, turns, seed)
             if message is None:
