@@ -1,5 +1,5 @@
-"""Replies by a schema: JSON that always parses, and tool calls. On llguidance, a parser that says which tokens may come
-next (Earley over derivatives of regular expressions; github.com/guidance-ai/llguidance).
+"""Replies by a schema: JSON that always parses, tool calls, and text by a pattern. On llguidance, a parser that says
+which tokens may come next (Earley over derivatives of regular expressions; github.com/guidance-ai/llguidance).
 
 A Grammar is compiled once, in the thread that asks for it; its guides, one a generation, are cheap copies. What is our
 own here: no special token ever stands inside JSON, no number goes on for ever or overflows, and a reply that has used
@@ -75,6 +75,15 @@ def tagged_grammar(
     return vocabulary.grammar(f"{_HEAD}start: {' | '.join(rules)}", starts, shown)
 
 
+def text_grammar(tokenizer: PreTrainedTokenizerBase, pattern: str) -> Grammar:
+    """Plain text that matches a regular expression, in the syntax of Rust's ``regex``, from beginning to end.
+
+    It ends where the pattern lets it and the model wants it. Raises RequestError for a pattern that is invalid.
+    """
+    escaped = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", pattern).replace("\n", r"\n")
+    return Grammar(_vocabulary(tokenizer), f"{_HEAD}start: /{escaped}/", (), frozenset(), text=True)
+
+
 class Grammar:
     """What a reply may be, compiled for one tokenizer. May be used from several threads.
 
@@ -82,11 +91,18 @@ class Grammar:
     """
 
     def __init__(
-        self, vocabulary: _Vocabulary, source: str, starts: Sequence[bytes], shown_ids: frozenset[int]
+        self,
+        vocabulary: _Vocabulary,
+        source: str,
+        starts: Sequence[bytes],
+        shown_ids: frozenset[int],
+        text: bool = False,
     ) -> None:
-        """source: llguidance's form of Lark. starts: the texts that may stand before the JSON, longest first."""
+        """source: llguidance's form of Lark. starts: the texts that may stand before the JSON, longest first. text:
+        it is no JSON, whose numbers and ends are seen to."""
         self.vocabulary = vocabulary
         self.starts = starts
+        self.text = text
         self.shown_ids = shown_ids
         self._source = source
         self.renew()
@@ -172,6 +188,8 @@ class _GrammarGuide:
     def _wishes(self) -> Sequence[Tensor]:
         """Which tokens are preferred, best first; where none of them is allowed, any that is."""
         kinds = self._vocabulary
+        if self._grammar.text:
+            return ()
         if self._wrapping:
             if self._in_string():
                 return (kinds.closing_string,)
