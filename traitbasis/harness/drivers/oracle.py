@@ -6,47 +6,32 @@ them. What only the database knows is free to it. So its success under a user is
 and what is missing to 1 is the user's doing: facts withheld or changed, a stop too early, or none at all.
 
 It asks for what is missing one thing at a time, confirms, performs the gold actions with the environment's own tools,
-says what the task wants said, and answers until the user stops. When a fact that the outcome depends on is not told it
-hands over to a human, as an agent would. The reward is the harness's.
+says what the task wants said, and answers until the user stops. When a fact that the outcome depends on is not told in
+time it hands over to a human, as an agent would. The reward is the harness's: where the gold actions change nothing,
+handing over is right, too.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import unicodedata
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from tau_trait.agents.base import Agent
 from tau_trait.types import RESPOND_ACTION_NAME, Action, SolveResult
 
+from .facts import Fact, facts_of, leaves, words
+
 _READS = ("find_", "get_", "list_", "search_", "check_", "calculate", "think")
 _HANDS_OVER = "transfer_to_human"
 _NO_FACTS = ("calculate", "think", _HANDS_OVER)  # their arguments are the agent's own words
-_LABELS = {
-    "zip": "zip code",
-    "dob": "date of birth",
-    "address1": "street address",
-    "address2": "second address line",
-    "cabin": "cabin class",
-    "origin": "departure airport",
-    "destination": "destination airport",
-    "flight_type": "type of trip",
-    "reason": "reason",
-    "payment_id": "payment method",
-    "payment_method_id": "payment method",
-}
 _ASK = (
     "Could you tell me the {}, please?",
     "I still need the {} to go on. What is it?",
     "I am sorry, but I cannot help you without the {}. Could you give it to me?",
 )
 _SORRY = "I am sorry, I cannot do this without what I asked you for."
-_MONTHS = "january february march april may june july august september october november december".split()  # noqa: SIM905
-_NUMBERS = ("", "", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 class OracleAgent(Agent):  # type: ignore[misc]  # tau-trait has no types
@@ -70,19 +55,12 @@ class OracleAgent(Agent):  # type: ignore[misc]  # tau-trait has no types
         # What is only read changes no outcome, unless something is to be told from it.
         decides = [bool(task.outputs) or not action.name.startswith((*_READS, _HANDS_OVER)) for action in gold]
         needs = [fact for found, does in zip(facts, decides, strict=True) if does for fact in found]
-        told = self._ask(episode, identity)
-        for fact in dict.fromkeys(needs):
-            told = self._ask(episode, [[fact]]) and told
-        if not told:
-            hand_over = next((name for name in env.tools_map if name.startswith(_HANDS_OVER)), None)
-            if hand_over:
-                episode.say(f"{_SORRY} I hand you over to a colleague.")
-                episode.do(Action(name=hand_over, kwargs={"summary": "The customer did not say what is needed."}))
-            while True:
-                episode.say(_SORRY)
+        for ways in (identity, *([[fact]] for fact in dict.fromkeys(needs))):
+            if not self._told(episode, ways):
+                self._give_up(episode, env)
         writes = [action for action in gold if not action.name.startswith((*_READS, _HANDS_OVER))]
         if writes:
-            steps = "; ".join(f"{_words(action.name)} ({_plain(action.kwargs)})" for action in writes)
+            steps = "; ".join(f"{words(action.name)} ({_plain(action.kwargs)})" for action in writes)
             episode.say(f"Let me read back what I am going to do: {steps}. Shall I go ahead?")
         for lookup in _lookups(identity, episode.heard):
             episode.do(lookup)
@@ -97,7 +75,15 @@ class OracleAgent(Agent):  # type: ignore[misc]  # tau-trait has no types
         while True:
             episode.say("Everything you asked for is done. Thank you, and goodbye.")
 
-    def _ask(self, episode: _Episode, ways: list[list[_Fact]]) -> bool:
+    def _give_up(self, episode: _Episode, env: Any) -> NoReturn:
+        """To a human, where there is one; then, or else, until the end."""
+        if hand_over := next((name for name in env.tools_map if name.startswith(_HANDS_OVER)), None):
+            episode.say(f"{_SORRY} I hand you over to a colleague.")
+            episode.do(Action(name=hand_over, kwargs={"summary": "The customer did not say what is needed."}))
+        while True:
+            episode.say(_SORRY)
+
+    def _told(self, episode: _Episode, ways: list[list[Fact]]) -> bool:
         """Ask until one of the ways, each some facts, is told in full; False when patience runs out."""
         for i in range(self.patience):
             if not ways or any(_told(way, episode.heard) for way in ways):
@@ -107,19 +93,6 @@ class OracleAgent(Agent):  # type: ignore[misc]  # tau-trait has no types
             )
             episode.say(_ASK[min(i, len(_ASK) - 1)].format(wanted))
         return any(_told(way, episode.heard) for way in ways)
-
-
-@dataclass(frozen=True)
-class _Fact:
-    """What the customer has to say. forms: folded; any of them will do."""
-
-    argument: str
-    label: str
-    value: str
-    forms: tuple[str, ...]
-
-    def told(self, heard: str) -> bool:
-        return any(_holds(heard, form) for form in self.forms)
 
 
 class _Over(Exception):  # noqa: N818  (no error: how an episode ends)
@@ -165,18 +138,18 @@ class _Episode:
         self.heard = f"{self.heard}\n{text}"
 
 
-def _identity(env: Any, task: Any) -> list[list[_Fact]]:
+def _identity(env: Any, task: Any) -> list[list[Fact]]:
     """How the customer can say who it is: in retail by e-mail, or by name and zip code; elsewhere by its user id, and
     as the gold actions want it. Only ways that the instruction knows in full."""
     ways: list[dict[str, Any]] = [{"user_id": task.user_id}]
     if "find_user_id_by_name_zip" in env.tools_map:
         user = env.data["users"].get(task.user_id)
         ways = [{"email": user["email"]}, {**user["name"], "zip": user["address"]["zip"]}] if user else []
-    found = [[fact for name, value in way.items() for fact in _fact(name, value, task.instruction)] for way in ways]
+    found = [[fact for name, value in way.items() for fact in facts_of(name, value, task.instruction)] for way in ways]
     return [facts for way, facts in zip(ways, found, strict=True) if len(facts) == len(way)]
 
 
-def _lookups(identity: list[list[_Fact]], heard: str) -> Iterator[Action]:
+def _lookups(identity: list[list[Fact]], heard: str) -> Iterator[Action]:
     """How the customer is looked up in retail."""
     way = next((way for way in identity if _told(way, heard)), None)
     if way and way[0].argument != "user_id":
@@ -184,80 +157,15 @@ def _lookups(identity: list[list[_Fact]], heard: str) -> Iterator[Action]:
         yield Action(name="find_user_id_by_email" if "email" in kwargs else "find_user_id_by_name_zip", kwargs=kwargs)
 
 
-def _facts(action: Any, instruction: str) -> list[_Fact]:
+def _facts(action: Any, instruction: str) -> list[Fact]:
     if action.name.startswith(_NO_FACTS):
         return []
-    return [fact for name, value in _leaves(action.kwargs) for fact in _fact(name, value, instruction)]
+    return [fact for name, value in leaves(action.kwargs) for fact in facts_of(name, value, instruction)]
 
 
-def _fact(argument: str, value: Any, instruction: str) -> list[_Fact]:
-    """The argument as a fact, if the instruction holds it."""
-    forms = _forms(value)
-    label = _LABELS.get(argument) or _words(re.sub(r"_ids?$", "_number", argument))
-    found = _Fact(argument, label, str(value), forms)
-    return [found] if forms and found.told(instruction) else []
-
-
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(inner, key)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _leaves(inner, name)
-    else:
-        yield name, value
-
-
-def _forms(value: Any) -> tuple[str, ...]:
-    """How a value may be said, folded. None for what cannot be told from chance: yes, no, 0, 1, two letters."""
-    if isinstance(value, bool) or value is None:
-        return ()
-    if isinstance(value, int | float):
-        if value in (0, 1):
-            return ()
-        whole = value == int(value)
-        words = [_NUMBERS[int(value)]] if whole and 1 < value < len(_NUMBERS) else []
-        return (_fold(f"{value:g}" if whole else f"{value:.2f}"), *words)
-    if re.fullmatch(r"\d{4}-\d{2}-\d{2}", value):
-        return _date_forms(*map(int, value.split("-")))
-    folded = _fold(value)
-    return (folded,) if len(folded) > 2 and folded not in ("yes",) else ()
-
-
-def _date_forms(year: int, month: int, day: int) -> tuple[str, ...]:
-    ordinal = {1: "st", 2: "nd", 3: "rd"}.get(day % 10 if day not in (11, 12, 13) else 0, "th")
-    names = (_MONTHS[month - 1], _MONTHS[month - 1][:3], *(["sept"] if month == 9 else []))
-    days = (f"{day}", f"{day:02}", f"{day}{ordinal}")
-    spoken = [form for name in names for d in days for form in (f"{name} {d}", f"{d} {name}", f"{d} of {name}")]
-    numbers = [f"{month} {day}", f"{month:02} {day:02}", f"{year} {month:02} {day:02}", f"{year} {month} {day}"]
-    return tuple(dict.fromkeys((*spoken, *numbers, f"{names[0]} the {day}{ordinal}")))
-
-
-def _holds(text: str, form: str) -> bool:
-    """Whether folded words stand in a text; numbers with letters and addresses of mails also with other gaps."""
-    folded = _fold(text)
-    if f" {form} " in f" {folded} ":
-        return True
-    squeezed = form.replace(" ", "")
-    tells = len(squeezed) >= 5 and re.search(r"\d", squeezed) is not None and not re.match(r"\d{4} \d\d? \d\d?$", form)
-    return tells and squeezed in folded.replace(" ", "")
-
-
-def _fold(text: str) -> str:
-    """Words of letters and digits, in lower case: ``#W-100`` is ``w 100``, ``1,234`` is ``1234``."""
-    plain = unicodedata.normalize("NFKC", str(text)).casefold()
-    plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", plain)
-    return " ".join(re.findall(r"[^\W_]+", plain))
-
-
-def _told(way: list[_Fact], heard: str) -> bool:
+def _told(way: list[Fact], heard: str) -> bool:
     return all(fact.told(heard) for fact in way)
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
 def _plain(kwargs: dict[str, Any]) -> str:
-    return ", ".join(f"{_words(name)}: {value}" for name, value in _leaves(kwargs))
+    return ", ".join(f"{words(name)}: {value}" for name, value in leaves(kwargs))
