@@ -153,8 +153,7 @@ def eval_judge(
 ) -> None:
     """Ask judges, models behind OpenAI-compatible URLs, about whole dialogues.
 
-    Example: traitbasis eval judge realism steered.jsonl prompted.jsonl --judge http://localhost:9000/v1#MODEL --out
-    judged.jsonl
+    Example: traitbasis eval judge realism a.jsonl b.jsonl --judge http://localhost:9000/v1#MODEL --out judged.jsonl
     """
     if not judge:
         raise typer.BadParameter("give at least one --judge URL#MODEL")
