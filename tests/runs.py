@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ USER = {"url": "http://user/v1", "model": "steered-user", "model_fingerprint": "
 Solved = Mapping[str, Mapping[str, Sequence[int]]]
 
 
-def header(conditions: Sequence[str], trials: int, **more: Any) -> Header:
+def header(names: Sequence[str], trials: int, **more: Any) -> Header:
     """Of a run of retail; a condition is named after its trait and level."""
     return Header(
         **{
@@ -24,7 +23,7 @@ def header(conditions: Sequence[str], trials: int, **more: Any) -> Header:
             "domains": ("retail",),
             "agent": AGENT,
             "user": USER,
-            "conditions": {name: traits_of(name) for name in conditions},
+            "conditions": {name: traits_of(name) for name in names},
             "trials": trials,
             "max_steps": 30,
             **more,
@@ -84,7 +83,3 @@ def write_solved(path: Path, solved: Solved, **more: Any) -> Path:
     """A whole run; `more` goes to its header."""
     trials = max(len(trials) for by_task in solved.values() for trials in by_task.values())
     return write(path, header(list(solved), trials, **more), episodes(solved))
-
-
-def lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
