@@ -11,6 +11,7 @@ from traitbasis.cli import (  # noqa: F401  (they add their commands)
     annotate,
     checks,
     eval_collect,
+    eval_long,
     eval_realism,
     evaluate,
     report,

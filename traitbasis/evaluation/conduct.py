@@ -15,7 +15,6 @@ A turn that is nothing but a stop token is said to the harness and is no turn he
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from typing import TypeVar
 
 from traitbasis.dialogues import Dialogue, spec_of
 from traitbasis.evaluation.judgments import player_of, side_of
-from traitbasis.evaluation.transcripts import UNSTEERED, baseline_of
+from traitbasis.evaluation.transcripts import UNSTEERED, baseline_of, spoken
 from traitbasis.evaluation.wording import (
     frustration_markers,
     is_question,
@@ -176,6 +175,8 @@ def _difference(name: str, pairs: Sequence[tuple[Conduct, Conduct]], seed: int) 
     if name not in WHOLE:
         return mean_over_tasks(((a.dialogue.task, a.figures[name] - b.figures[name]) for a, b in pairs), seed)
     statistic, interval = WHOLE[name]
+    if not interval and len({id(other) for _, other in pairs}) < len(pairs):
+        return Estimate(nan)  # a baseline dialogue that is there twice repeats itself; by condition it is not
 
     def difference(some: Sequence[tuple[Conduct, Conduct]]) -> float:
         return statistic([a for a, _ in some]) - statistic([b for _, b in some])
@@ -244,22 +245,17 @@ WHOLE: Mapping[str, tuple[Callable[[Sequence[Conduct]], float], bool]] = {
 
 def conduct_of(dialogue: Dialogue) -> Conduct:
     """All that can be said of one dialogue."""
-    tokens = Conversation((), dialogue.stop_tokens).token_pattern
-    spoken = [
-        (i, text)
-        for i, turn in enumerate(dialogue.turns)
-        if turn.speaker == "customer" and (text := (tokens.sub(" ", turn.text) if tokens else turn.text).strip())
-    ]
-    texts = [text for _, text in spoken]
+    turns = spoken(dialogue)
+    texts = [text for _, text in turns]
     told = _told(dialogue, texts)
     lengths = [float(len(words(text))) for text in texts]
     figures = {
         **_disclosure([turn for turn in told.values() if turn], len(told), len(texts)),
-        **_inventions(dialogue, spoken),
-        **_stopping(dialogue, tokens),
+        **_inventions(dialogue, turns),
+        **_stopping(dialogue),
         "role flips": _share(is_role_flip, texts),
         "broken": _share(is_broken, texts),
-        "repeats": _repeats(dialogue, dict(spoken)),
+        "repeats": _repeats(dialogue, dict(turns)),
         **_made(dialogue),
         "orders": _share(opens_with_an_order, texts),
         "polite": mean([float(polite_markers(text)) for text in texts]),
@@ -293,18 +289,19 @@ def _disclosure(told: Sequence[int], facts: int, turns: int) -> dict[str, float]
     }
 
 
-def _inventions(dialogue: Dialogue, spoken: Iterable[tuple[int, str]]) -> dict[str, float]:
+def _inventions(dialogue: Dialogue, said: Iterable[tuple[int, str]]) -> dict[str, float]:
     if not dialogue.instruction:
         return {"invented": nan, "invents": nan}
     given = [dialogue.instruction, *dialogue.facts.values()]
     found = 0
-    for i, text in spoken:
+    for i, text in said:
         known = flat_text([*given, *(turn.text for turn in dialogue.turns[:i])])
         found += len({flat_text([name]) for name in unknown_identifiers(text, known)})
     return {"invented": float(found), "invents": float(found > 0)}
 
 
-def _stopping(dialogue: Dialogue, tokens: re.Pattern[str] | None) -> dict[str, float]:
+def _stopping(dialogue: Dialogue) -> dict[str, float]:
+    tokens = Conversation((), dialogue.stop_tokens).token_pattern
     found = dict.fromkeys(DEFINITIONS["stopping"], nan)
     if not tokens:
         return found
@@ -322,12 +319,12 @@ def _stopping(dialogue: Dialogue, tokens: re.Pattern[str] | None) -> dict[str, f
     return found
 
 
-def _repeats(dialogue: Dialogue, spoken: Mapping[int, str]) -> float:
-    """spoken: the customer's turns by their index."""
+def _repeats(dialogue: Dialogue, own: Mapping[int, str]) -> float:
+    """own: the customer's turns by their index."""
     said, found = set[str](), list[float]()
     for i, turn in enumerate(dialogue.turns):
-        line = " ".join(words(spoken.get(i, turn.text).casefold()))
-        if i in spoken:
+        line = " ".join(words(own.get(i, turn.text).casefold()))
+        if i in own:
             found.append(float(line in said and line.count(" ") >= _SHORT))
         said.add(line)
     return mean(found)

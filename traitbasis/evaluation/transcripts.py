@@ -9,6 +9,7 @@ from typing import Any
 from traitbasis import outcomes
 from traitbasis.dialogues import Dialogue, DialogueTurn, Ended, read_dialogues
 from traitbasis.errors import EvaluationError
+from traitbasis.guards import Conversation
 
 UNSTEERED = "unsteered"  # the method that is everybody's baseline, where there is one
 HARNESS_STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###", "###UNSATISFIED###")
@@ -71,6 +72,17 @@ def dialogues_of(run: outcomes.Run, trials: int = 0) -> list[Dialogue]:
     return found
 
 
+def spoken(dialogue: Dialogue) -> list[tuple[int, str]]:
+    """The customer's turns that say something, with their index among all turns: stop tokens, which are said to the
+    harness, are taken out, and so are turns that consist of them."""
+    tokens = Conversation((), dialogue.stop_tokens).token_pattern
+    return [
+        (i, text)
+        for i, turn in enumerate(dialogue.turns)
+        if turn.speaker == "customer" and (text := (tokens.sub(" ", turn.text) if tokens else turn.text).strip())
+    ]
+
+
 def is_neutral(dialogue: Dialogue) -> bool:
     """Whether nobody meant the customer to show a trait."""
     return not dialogue.traits or dialogue.method == UNSTEERED
@@ -78,9 +90,10 @@ def is_neutral(dialogue: Dialogue) -> bool:
 
 def baseline_of(method: str, dialogues: Sequence[Dialogue]) -> list[Dialogue]:
     """The neutral dialogues that a method is held against: those of the method ``unsteered``, where there is none the
-    method's own; none where it has none."""
-    unsteered = [dialogue for dialogue in dialogues if dialogue.method == UNSTEERED]
-    return unsteered or [dialogue for dialogue in dialogues if dialogue.method == method and not dialogue.traits]
+    method's own; none where it has none. Those with a clean past, where there are such."""
+    found = [dialogue for dialogue in dialogues if dialogue.method == UNSTEERED]
+    found = found or [dialogue for dialogue in dialogues if dialogue.method == method and not dialogue.traits]
+    return [dialogue for dialogue in found if dialogue.positions == "generated"] or found
 
 
 def provenance(headers: Sequence[dict[str, Any]], dialogues: Sequence[Dialogue], **settings: Any) -> dict[str, Any]:

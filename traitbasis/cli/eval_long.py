@@ -1,0 +1,275 @@
+"""`traitbasis eval consistency` and `eval conduct`: what becomes of a customer over a whole dialogue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, err, load_lm, out, progress
+from traitbasis.cli.eval_realism import Pairs, Traits, _finite, _pair_sets, _print_agreement, _save
+from traitbasis.cli.evaluate import Dialogues, Out, eval_app
+from traitbasis.embedded import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from traitbasis.evaluation.conduct import Group
+    from traitbasis.evaluation.consistency import Comparison, Consistency, Row
+    from traitbasis.metrics.estimate import Estimate
+
+Seed = Annotated[int, typer.Option(help="Decides the bootstrap's draws.")]
+
+
+@eval_app.command("consistency")
+def eval_consistency(
+    dialogues: Dialogues,
+    least_turns: Annotated[
+        int, typer.Option(min=3, help="Leave out dialogues in which the customer says something less often.")
+    ] = 10,
+    judgments: Annotated[
+        list[Path] | None, typer.Option(help="Verdicts of people or judges (eval votes, eval judge); several files.")
+    ] = None,
+    instruments: Annotated[
+        bool, typer.Option("--instruments/--no-instruments", help="Judge by the instruments, which load the model.")
+    ] = True,
+    traits: Traits = "",
+    pairs: Pairs = None,
+    model: Model = DEFAULT_MODEL,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    as_: Header = "user",
+    cache: Annotated[
+        Path | None, typer.Option(help="Keep scores of turns here (JSONL), so that a killed run goes on.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw expression by turn here: svg, png or pdf.")] = None,
+    seed: Seed = 0,
+    out_file: Out = None,
+) -> None:
+    """Does a trait last over ten turns and more, fade or escalate? Beside what a customer without the trait gets.
+
+    Example: traitbasis eval consistency steered.jsonl prompted.jsonl unsteered.jsonl --plot curves.svg --out FILE
+    """
+    from traitbasis.dialogues import read_dialogues
+    from traitbasis.evaluation.consistency import consistency, expression_of
+    from traitbasis.evaluation.judgments import agreement, read_headers, read_judgments
+    from traitbasis.evaluation.transcripts import provenance
+
+    headers, found = read_dialogues(dialogues)
+    verdicts = read_judgments(judgments, "consistency") if judgments else []
+    if not (instruments or verdicts):
+        raise typer.BadParameter("without the instruments there must be --judgments")
+    made_by = provenance(headers, found, least_turns=least_turns, seed=seed)
+    made_by["judgments"] = read_headers(judgments or ())
+    consistency(found, least_turns=least_turns)  # what cannot be measured is said before a model is loaded
+    expression = None
+    if instruments:
+        from traitbasis.evaluation.traits import TraitInstruments, score_dialogues
+
+        pair_sets = _pair_sets(traits, pairs, found)
+        lm = load_lm(model, device, dtype, threads=threads)
+        with progress("making instruments", len(pair_sets)) as advance:
+            made = TraitInstruments.build(lm, pair_sets, as_=as_, progress=advance)
+        with progress("reading turns", len({turn for dialogue in found for turn in dialogue.said})) as advance:
+            expression = expression_of(score_dialogues(made, lm, found, cache, advance))
+        for line in made.quality.lines:
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+        made_by |= {"instruments": made.settings, "quality": _known(asdict(made.quality))}
+    measured = consistency(found, expression, verdicts, least_turns=least_turns, seed=seed)
+    alphas = agreement(measured.verdicts, seed=seed)
+    _print_consistency(measured)
+    _print_agreement(alphas)
+    if plot:
+        from traitbasis.evaluation.plots import consistency_figure, save_figure
+
+        out.print("saved:", save_figure(consistency_figure(measured), plot), soft_wrap=True, markup=False)
+    if out_file:
+        agreed = [{"raters": list(group), "alpha": alpha.record} for group, alpha in alphas.items()]
+        _save(out_file, {"made_by": made_by, **_consistency_record(measured), "agreement": agreed})
+
+
+@eval_app.command("conduct")
+def eval_conduct(
+    dialogues: Annotated[
+        list[Path], typer.Argument(help="Files of dialogues (eval collect), or of harness runs (bench).")
+    ],
+    by: Annotated[
+        Literal["method", "condition"], typer.Option(help="One row a method, or one for each of its conditions.")
+    ] = "method",
+    seed: Seed = 0,
+    out_file: Out = None,
+) -> None:
+    """Facts told and invented, stopping, role flips, openers, manner, length: off the text, without a model.
+
+    Example: traitbasis eval conduct dialogues/*.jsonl --by condition --out conduct.json
+    """
+    from traitbasis.evaluation.conduct import DEFINITIONS, conduct
+    from traitbasis.evaluation.transcripts import provenance, read_transcripts
+
+    headers, found = read_transcripts(dialogues)
+    groups = conduct(found, by_condition=by == "condition", seed=seed)
+    for part, names in DEFINITIONS.items():
+        out.print(_conduct_table(part, [*names], groups))
+    if any(group.pairs for group in groups):
+        out.print("Δ: paired difference to the unsteered user, same task and trial.", highlight=False)
+    if out_file:
+        made_by = provenance(headers, found, by=by, seed=seed)
+        _save(out_file, {"made_by": made_by, "definitions": DEFINITIONS, "groups": [*map(_group_record, groups)]})
+
+
+def _records(figures: Mapping[str, Estimate]) -> dict[str, Any]:
+    return {name: figure.record for name, figure in figures.items()}
+
+
+def _known(value: Any) -> Any:
+    """For JSON: without nan."""
+    if isinstance(value, Mapping):
+        return {key: _known(inner) for key, inner in value.items()}
+    return _finite(value) if isinstance(value, float) else value
+
+
+# ---- Consistency, shown
+
+
+def _print_consistency(found: Consistency) -> None:
+    for rater in dict.fromkeys(row.rater for row in found.rows):
+        out.print(_shares_table(rater, [row for row in found.rows if row.rater == rater]))
+    for comparison in found.comparisons:
+        out.print(_comparison_table(comparison))
+    for yardstick in found.yardsticks:
+        if not yardstick.calibrated:
+            zero = f"above {yardstick.baseline}'s neutral dialogues" if yardstick.baseline else "raw"
+            err.print(
+                f"{yardstick.trait}: {yardstick.neutral} neutral dialogues are long enough to say what chance gives; "
+                f"expression is {zero}, the threshold {yardstick.threshold:g} and the tolerance "
+                f"{yardstick.tolerance:g} are defaults",
+                style="yellow", markup=False, highlight=False, soft_wrap=True,
+            )  # fmt: skip
+    for method, number in sorted(found.short.items()):
+        if number:
+            err.print(
+                f"{method}: {number} dialogues with fewer than {found.least_turns} turns are left out",
+                style="yellow", markup=False, highlight=False, soft_wrap=True,
+            )  # fmt: skip
+
+
+def _shares_table(rater: str, rows: Sequence[Row]) -> Table:
+    title = f"long-range consistency by {rater}; neutral rows are what a user without the trait gets"
+    table = Table(
+        "method", "trait", "consistent", "escalate", "stable", "fade", "absent", "at the end", "n", title=title
+    )
+    for before, row in zip([None, *rows], rows, strict=False):
+        if before and before.trait != row.trait:
+            table.add_section()
+        name = f"{row.method}, neutral" if row.neutral else row.method
+        cells = [name, row.trait, *(f"{share}" for share in row.shares.values()), f"{row.end}", f"{row.cases}"]
+        table.add_row(*map(escape, cells), style="dim" if row.neutral else None)
+    return table
+
+
+def _comparison_table(found: Comparison) -> Table:
+    title = f"{found.method}, {found.trait}: clean past and steered past ({found.pairs} pairs)"
+    table = Table("", "clean past", "steered past", "difference", title=escape(title))
+    for name, estimates in found.figures.items():
+        table.add_row(escape(name), *(escape(f"{estimate}") for estimate in estimates))
+    for point in found.broken:
+        table.add_row(f"broken, turn {point.turn}", "", "", escape(f"{point.value}"), style="dim")
+    return table
+
+
+def _consistency_record(found: Consistency) -> dict[str, Any]:
+    return {
+        "yardsticks": [asdict(yardstick) for yardstick in found.yardsticks],
+        "left out": dict(found.short),
+        "rows": [
+            {
+                "rater": row.rater,
+                "method": row.method,
+                "neutral": row.neutral,
+                "trait": row.trait,
+                "cases": row.cases,
+                "tasks": row.tasks,
+                "expression at the end": row.end.record,
+                **_records(row.shares),
+            }
+            for row in found.rows
+        ],
+        "comparisons": [
+            {
+                "method": comparison.method,
+                "trait": comparison.trait,
+                "pairs": comparison.pairs,
+                "figures": {
+                    name: dict(zip(("generated", "all", "difference"), (e.record for e in three), strict=True))
+                    for name, three in comparison.figures.items()
+                },
+                "broken by turn": [
+                    {"turn": point.turn, "pairs": point.dialogues, "difference": point.value.record}
+                    for point in comparison.broken
+                ],
+            }
+            for comparison in found.comparisons
+        ],
+        "curves": [
+            {
+                "method": curve.method,
+                "neutral": curve.neutral,
+                "figure": curve.trait or "broken",
+                "points": [
+                    {"turn": point.turn, "dialogues": point.dialogues, **point.value.record} for point in curve.points
+                ],
+            }
+            for curve in found.curves
+        ],
+        "cases": [
+            {
+                "method": case.dialogue.method,
+                "key": case.dialogue.key,
+                "rater": case.rater,
+                "trait": case.trait,
+                "verdict": case.verdict,
+                "present": case.present,
+                "first": _finite(case.first),
+                "last": _finite(case.last),
+            }
+            for case in found.cases
+        ],
+    }
+
+
+# ---- Conduct, shown
+
+
+def _conduct_table(part: str, names: Sequence[str], groups: Sequence[Group]) -> Table:
+    """A row a figure, since there are more of them than methods."""
+    table = Table("", *(escape(_group_name(group)) for group in groups), title=part)
+    for name in names:
+        cells = []
+        for group in groups:
+            difference = group.differences.get(name)
+            known = difference is not None and difference.value == difference.value
+            cells.append(escape(f"{group.figures[name]}") + (escape(f"\nΔ {difference:+.2f}") if known else ""))
+        table.add_row(name, *cells)
+    counts = [f"{group.dialogues} in {group.tasks} tasks" for group in groups]
+    table.add_row("dialogues", *counts, style="dim")
+    return table
+
+
+def _group_name(group: Group) -> str:
+    return f"{group.method}, {group.condition}" if group.condition else group.method
+
+
+def _group_record(group: Group) -> dict[str, Any]:
+    return {
+        "method": group.method,
+        "condition": group.condition,
+        "dialogues": group.dialogues,
+        "tasks": group.tasks,
+        "figures": _records(group.figures),
+        "pairs": group.pairs,
+        "differences": _records(group.differences),
+    }
