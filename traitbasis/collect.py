@@ -282,7 +282,12 @@ def read_conditions(
 
 def customer_prompt(task: DialogueTask) -> str:
     """The system prompt, the same for every method and condition: it never names a trait."""
-    return _CUSTOMER.format(instruction=task.instruction, stop=STOP)
+    return dialogue_prompt(task.instruction)
+
+
+def dialogue_prompt(instruction: str) -> str:
+    """The system prompt around an instruction."""
+    return _CUSTOMER.format(instruction=instruction, stop=STOP)
 
 
 class _Holder:
