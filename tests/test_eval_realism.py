@@ -234,6 +234,12 @@ def reference() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What was read is not read again."""
+    return tmp_path_factory.mktemp("states") / "states.jsonl"
+
+
+@pytest.fixture(scope="module")
 def people() -> list[Dialogue]:
     """A method whose turns are hand-written: of pairs that are neither in a vector nor in the reference."""
     sets = map(load_pairs, ("skeptical", "incoherence"))
@@ -282,48 +288,44 @@ def test_the_reference_is_what_no_vector_is_made_from(reference: list[tuple[str,
 
 
 def test_turns_unlike_hand_written_ones_are_told_apart_and_hand_written_ones_hardly(
-    lm: LanguageModel, reference: list[tuple[str, str]], people: list[Dialogue]
+    lm: LanguageModel, reference: list[tuple[str, str]], people: list[Dialogue], states: Path
 ) -> None:
     dialogues = [*people, *shouting(people)]
-    found = discriminate(lm, dialogues, reference)
+    found = discriminate(lm, dialogues, reference, cache=states)
     assert found.distance["shouting"].value > 0.98 and found.distance["shouting"].low > 0.95
     assert found.distance["people"].value < 0.75, "they are about other tasks, no more"
     # Labels that mean nothing: half of the reference against its other half, name by name.
     names = sorted({name for name, _ in reference})
     half = {name for i, name in enumerate(names) if i % 2}
     fake = [talk("fake", name, text, trial=i) for i, (name, text) in enumerate(reference) if name in half]
-    shuffled = discriminate(lm, fake, [turn for turn in reference if turn[0] not in half])
+    shuffled = discriminate(lm, fake, [turn for turn in reference if turn[0] not in half], cache=states)
     assert shuffled.distance["fake"].low < 0.5 < shuffled.distance["fake"].high
     rows = score(dialogues, found.log_odds)
     assert not any(row.faulty for row in rows[len(people) :])
-    (rated,) = realism(
-        model_free_preferences(pairs_of(dialogues), {side_of(d): s for d, s in zip(dialogues, rows, strict=True)})
-    )
+    (rated,) = realism(model_free_preferences(dialogues, rows))
     assert rated.rater == MODEL_FREE and not rated.biased and rated.inconsistent == 0
     assert rated.ratings["people"].win_rate.value > 0.9
 
 
 def test_customers_that_speak_as_the_agent_lose_against_hand_written_ones(
-    lm: LanguageModel, reference: list[tuple[str, str]], people: list[Dialogue]
+    lm: LanguageModel, reference: list[tuple[str, str]], people: list[Dialogue], states: Path
 ) -> None:
     bad = answering("bad", people, lambda n: f"Thank you for contacting us. How may I help you with request {n}?")
     dialogues = [*people, *bad]
-    found = discriminate(lm, dialogues, reference)
+    found = discriminate(lm, dialogues, reference, cache=states)
     rows = score(dialogues, found.log_odds)
     assert all(row.faulty == 1 for row in rows[len(people) :])
-    (rated,) = realism(
-        model_free_preferences(pairs_of(dialogues), {side_of(d): s for d, s in zip(dialogues, rows, strict=True)})
-    )
+    (rated,) = realism(model_free_preferences(dialogues, rows))
     assert rated.ratings["people"].elo.low > rated.ratings["bad"].elo.high
     assert rated.ratings["people"].win_rate.value > 0.9
 
 
 def test_no_turn_is_scored_by_what_was_learnt_from_its_own_task(
-    lm: LanguageModel, reference: list[tuple[str, str]]
+    lm: LanguageModel, reference: list[tuple[str, str]], states: Path
 ) -> None:
     def told(mine: str, other: str) -> tuple[float, ...]:
         dialogues = [talk(m, t, text, f"{t} of {m}") for m in "ab" for t, text in (("t1", mine), ("t2", other))]
-        return discriminate(lm, dialogues, reference).log_odds
+        return discriminate(lm, dialogues, reference, cache=states).log_odds
 
     before = told("The lamp is broken.", "Where is my chair?")
     same_task, other_task = told("LAMP!! / BOAT", "Where is my chair?"), told("The lamp is broken.", "CHAIR!! / BOAT")
@@ -331,19 +333,21 @@ def test_no_turn_is_scored_by_what_was_learnt_from_its_own_task(
     assert before[1] != other_task[1]
 
 
-def test_with_one_task_only_faults_are_compared(lm: LanguageModel, reference: list[tuple[str, str]]) -> None:
+def test_with_one_task_only_faults_are_compared(
+    lm: LanguageModel, reference: list[tuple[str, str]], states: Path
+) -> None:
     dialogues = [talk("a", "t", "Yes."), talk("b", "t", "How may I help you today?"), talk("c", "t", "No.")]
-    found = discriminate(lm, dialogues, reference)
+    found = discriminate(lm, dialogues, reference, cache=states)
     assert all(map(math.isnan, found.log_odds)) and math.isnan(found.distance["a"].value)
     a, b, c = score(dialogues, found.log_odds)
     assert prefer(a, b) == 1 and prefer(a, c) == 0.5
 
 
-def test_what_has_no_words_is_not_read(lm: LanguageModel, reference: list[tuple[str, str]]) -> None:
+def test_what_has_no_words_is_not_read(lm: LanguageModel, reference: list[tuple[str, str]], states: Path) -> None:
     dialogues = [talk(m, t, "My lamp is broken.", " ", "###STOP###") for m in "ab" for t in ("t1", "t2")]
-    found = discriminate(lm, dialogues, reference)
+    found = discriminate(lm, dialogues, reference, cache=states)
     assert [math.isnan(value) for value in found.log_odds] == [False, True, True] * 4
-    silent = discriminate(lm, [talk("a", "t1", ""), talk("b", "t2", "")], reference)
+    silent = discriminate(lm, [talk("a", "t1", ""), talk("b", "t2", "")], reference, cache=states)
     assert all(map(math.isnan, silent.log_odds)) and math.isnan(silent.distance["a"].value)
 
 

@@ -76,7 +76,7 @@ def eval_realism(
     from traitbasis.sweep import versions
 
     headers, found = read_dialogues(dialogues)
-    matched = pairs_of(found)
+    pairs_of(found)  # raises where there is nothing to compare, before a model is loaded
     preferences: list[Preference] = []
     if judgments:
         known = {side_of(dialogue) for dialogue in found}
@@ -93,10 +93,8 @@ def eval_realism(
         total = len(read) + sum(len(dialogue.said) for dialogue in found)
         with progress("reading turns", total) as advance:
             told = discriminate(lm, found, read, as_=as_, cache=cache, progress=advance, seed=seed)
-        scores = score(found, told.log_odds)
         distance = told.distance
-        by_side = {side_of(dialogue): scored for dialogue, scored in zip(found, scores, strict=True)}
-        preferences += model_free_preferences(matched, by_side)
+        preferences += model_free_preferences(found, score(found, told.log_odds))
         made_by |= {
             "model": lm.name,
             "model_fingerprint": lm.fingerprint,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -207,10 +207,11 @@ def prefer(a: Score, b: Score) -> float:
     return float(difference > 0) if abs(difference) > MARGIN else 0.5  # nan is no difference
 
 
-def model_free_preferences(pairs: Iterable[Pair], scores: Mapping[Side, Score]) -> list[Preference]:
-    """The model-free rater's preferences, under the name ``MODEL_FREE``."""
+def model_free_preferences(dialogues: Sequence[Dialogue], scores: Sequence[Score]) -> list[Preference]:
+    """The model-free rater's preferences in all pairs, under the name ``MODEL_FREE``. scores: of the dialogues."""
+    by_side = {side_of(dialogue): scored for dialogue, scored in zip(dialogues, scores, strict=True)}
     return [
         preference
-        for pair in pairs
-        for preference in both_orders(pair, MODEL_FREE, prefer(*(scores[side_of(dialogue)] for dialogue in pair)))
+        for a, b in pairs_of(dialogues)
+        for preference in both_orders((a, b), MODEL_FREE, prefer(by_side[side_of(a)], by_side[side_of(b)]))
     ]
