@@ -6,6 +6,9 @@ they are repeated with other names, ids, dates and amounts. ``steered``: replies
 training tasks. That is the method distilled into weights, and a baseline that has it is a copy: it says so wherever its
 figures stand.
 
+The instruction is written as it is (``plain``), or in the prompt that `traitbasis eval collect` asks its users with
+(``dialogue``), stop token included.
+
 A file is JSON lines: a header with what made it, then samples, in turns one of each trait and one neutral, so that any
 beginning of the file is a smaller set of the same mixture.
 """
@@ -21,9 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from traitbasis.chat import Turn
+from traitbasis.collect import dialogue_prompt
 from traitbasis.errors import EvaluationError
 from traitbasis.files import write_whole
 from traitbasis.pairs import Pair, PairSet, file_hash, fold, pair_set_hash
@@ -36,6 +40,7 @@ from .users import LEVEL_WORDS, prompted_user
 from .values import Slots, replace_all, taken
 
 FORMAT = "traitbasis.baselines.data/1"
+Prompt = Literal["plain", "dialogue"]
 _TOGETHER = 16  # turns drawn at once
 _REDRAWS = 3  # of a turn that no guard accepts
 _ALIKE = 50  # draws that must be known before a pair is held to have no other variant
@@ -110,7 +115,9 @@ def data_hash(samples: Sequence[Sample]) -> str:
     return hashlib.sha256("\n".join(json.dumps(_line(sample)) for sample in samples).encode()).hexdigest()[:16]
 
 
-def pair_samples(pair_sets: Mapping[str, PairSet], samples: int, path: Path, *, seed: int = 0) -> SampleFile:
+def pair_samples(
+    pair_sets: Mapping[str, PairSet], samples: int, path: Path, *, prompt: Prompt = "plain", seed: int = 0
+) -> SampleFile:
     """Write `samples` replies of the default pairs to `path`.
 
     The pairs' own texts come first, then variants of them. A positive is labelled high and medium in turn: written
@@ -120,6 +127,7 @@ def pair_samples(pair_sets: Mapping[str, PairSet], samples: int, path: Path, *, 
     header = {
         "source": "pairs",
         "traits": list(pair_sets),
+        "prompt": prompt,
         "seed": seed,
         "pair_files": {trait: file_hash(pair_set)[:16] for trait, pair_set in pair_sets.items()},
         "evaluation_values": _taken_hash(),
@@ -131,8 +139,8 @@ def pair_samples(pair_sets: Mapping[str, PairSet], samples: int, path: Path, *, 
     positives = {trait: _variants([(trait, p) for p in s.select("default")], seed) for trait, s in pair_sets.items()}
     every = [(trait, pair) for trait, pair_set in pair_sets.items() for pair in pair_set.select("default")]
     streams = [
-        *(_replies("positive", stream, pair_sets) for stream in positives.values()),
-        _replies("negative", _variants(every, seed), pair_sets),
+        *(_replies("positive", stream, pair_sets, prompt) for stream in positives.values()),
+        _replies("negative", _variants(every, seed), pair_sets, prompt),
     ]
     made = list(islice((sample for round_ in zip(*streams, strict=False) for sample in round_), samples))
     if len(made) < samples:
@@ -150,6 +158,7 @@ def steered_samples(
     samples: int,
     path: Path,
     *,
+    prompt: Prompt = "plain",
     seed: int = 0,
     best_of: int = 1,
     max_tokens: int = 60,
@@ -165,6 +174,7 @@ def steered_samples(
     header = {
         "source": "steered",
         "traits": list(pair_sets),
+        "prompt": prompt,
         "seed": seed,
         "best_of": best_of,
         "max_tokens": max_tokens,
@@ -182,9 +192,10 @@ def steered_samples(
 
     def draw(number: int) -> Sample:
         traits, task = conditions[number], training_task(number, seed)
+        context = _prompted(task.context, prompt)
         messages = [
             {"role": {"system": "system", "agent": "user"}.get(turn.speaker, "assistant"), "content": turn.text}
-            for turn in task.context
+            for turn in context
         ]
         drawn: list[tuple[int, UserTurn]] = []
         for attempt in range(best_of + _REDRAWS):
@@ -202,7 +213,7 @@ def steered_samples(
             source="steered",
             trait=trait,
             level=level,
-            context=task.context,
+            context=context,
             reply=turn.text,
             persona=prompted_user(traits, pair_sets).about,
             facts=tuple(task.facts.values()),
@@ -260,7 +271,10 @@ def _unseen(slots: Slots, seen: set[str], rng: random.Random) -> dict[str, str] 
 
 
 def _replies(
-    side: str, variants: Iterator[tuple[str, Pair, int, dict[str, str]]], pair_sets: Mapping[str, PairSet]
+    side: str,
+    variants: Iterator[tuple[str, Pair, int, dict[str, str]]],
+    pair_sets: Mapping[str, PairSet],
+    prompt: Prompt,
 ) -> Iterator[Sample]:
     for trait, pair, variant, new in variants:
         level = ("high", "medium")[variant % 2] if side == "positive" else None
@@ -274,7 +288,7 @@ def _replies(
             source="pairs",
             trait=trait if level else None,
             level=level,
-            context=tuple(Turn(turn.speaker, replace_all(turn.text, new)) for turn in pair.context),
+            context=_prompted([Turn(turn.speaker, replace_all(turn.text, new)) for turn in pair.context], prompt),
             reply=reply,
             persona=prompted_user(traits, pair_sets).about,
             facts=facts,
@@ -288,6 +302,14 @@ def _replies(
                 "replaced": new,
             },
         )
+
+
+def _prompted(context: Sequence[Turn], prompt: Prompt) -> tuple[Turn, ...]:
+    """A context whose instruction, which all of them begin with, stands in the prompt."""
+    if context[0].speaker != "system":
+        raise EvaluationError(f"a context begins with {context[0].text[:40]!r}, and must with an instruction")
+    text = context[0].text if prompt == "plain" else dialogue_prompt(context[0].text)
+    return (Turn("system", text), *context[1:])
 
 
 def _texts(pair: Pair) -> list[str]:

@@ -11,26 +11,26 @@ takes the place of the level, and a mixture is the sum of the adapters' changes 
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PrinterCallback, TrainerCallback
+from transformers.utils import logging as transformers_logging
 
 from traitbasis import embedded
 from traitbasis.basis import build_basis
 from traitbasis.chat import As, Turn, render_prompt, tokenize, tokenize_reply
-from traitbasis.cpu import set_threads
 from traitbasis.errors import EvaluationError, ModelError
 from traitbasis.extract import extract
 from traitbasis.files import write_whole
-from traitbasis.model import LanguageModel, fingerprint, prepare_model
+from traitbasis.model import DTYPES, LanguageModel, fingerprint, prepare_model
 from traitbasis.pairs import PairSet
 from traitbasis.spec import LEVELS
 from traitbasis.sweep import versions
@@ -49,7 +49,8 @@ class Settings:
 
     samples: of the training set, from its beginning; of an adapter's trait alone. None takes all but the held-out ones.
     heldout: samples behind those, whose loss is measured and never learnt from. dtype: of the products; weights, sums
-    and the optimizer are float32. rank: of an adapter. max_steps: stops before the epochs are through.
+    and the optimizer are float32. max_steps: stops before the epochs are through. rank: of an adapter. weights,
+    checkpointing: for models whose float32 weights, or activations, do not fit a GPU.
     """
 
     samples: int | None = None
@@ -61,6 +62,8 @@ class Settings:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     max_steps: int | None = None
     rank: int = 8
+    weights: Literal["float32", "bfloat16"] = "float32"
+    checkpointing: bool = False
 
 
 def tokenized(lm: LanguageModel, sample: Sample, told: bool, as_: As = "user") -> dict[str, list[int]]:
@@ -100,18 +103,20 @@ def train(
     trait: str | None = None,
     settings: Settings | None = None,
     device: str = "auto",
+    told: Callable[[int, int, float], None] = lambda step, steps, loss: None,
 ) -> dict[str, Any]:
     """Train and write a folder; returns its record (``train.json``), which says what made it.
 
     sft: a whole model with a basis of its own, for ``traitbasis serve``. lora: the adapter of `trait`, for ``merge``.
     pair_sets: whose default pairs make that basis, which the server needs and nobody asks for. A folder that is there
-    and was made the same way is left as it is; a training that was killed goes on from its last epoch.
+    and was made the same way is left as it is; a training that was killed goes on from its last epoch. told: of each
+    step its number, of how many, and its loss.
     Raises EvaluationError for a folder that was made in another way, or too few samples.
     """
     settings = settings or Settings()
     header, samples = read_samples(data)
     learnt, heldout = _chosen(method, samples, trait, settings, data)
-    lm = load_base(model, device)
+    lm = load_base(model, device, settings.weights)
     made_of = {
         "format": FORMAT,
         "method": method,
@@ -131,10 +136,11 @@ def train(
     if (record := _finished(out, made_of)) is not None:
         return record
     part = _part(out, made_of)
-    trainer = _trainer(method, lm, learnt, heldout, settings, part / "checkpoints")
+    trainer = _trainer(method, lm, learnt, heldout, settings, part / "checkpoints", told)
     before = _heldout_loss(trainer, heldout)
+    checkpoint, done = _last_checkpoint(part / "checkpoints")
     begin = time.perf_counter()
-    trainer.train(resume_from_checkpoint=_last_checkpoint(part / "checkpoints"))
+    trainer.train(resume_from_checkpoint=checkpoint)
     seconds = time.perf_counter() - begin
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     after = _heldout_loss(trainer, heldout)
@@ -146,7 +152,7 @@ def train(
         "steps": trainer.state.global_step,
         "tokens": tokens,
         "seconds": round(seconds, 1),
-        "tokens_per_second": round(tokens * trainer.state.epoch / seconds, 1),
+        "tokens_per_second": round(tokens * (trainer.state.epoch - done) / seconds, 1),
     }
     folder = part / "model"
     shutil.rmtree(folder, ignore_errors=True)
@@ -155,7 +161,8 @@ def train(
         _write_model(folder, tuned, lm, pair_sets, out.name)
         record["tuned_fingerprint"] = fingerprint(tuned)
     else:
-        trainer.model.save_pretrained(folder)
+        trainer.model.peft_config["default"].base_model_name_or_path = lm.name  # and not a path of this machine
+        trainer.model.save_pretrained(folder, save_embedding_layers=False)
     write_whole(folder / RECORD, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     folder.rename(out)
     shutil.rmtree(part)
@@ -185,7 +192,9 @@ def merge(
         record = read_record(adapters[trait]) if trait in adapters else {}
         if record.get("method") != "lora" or record.get("trait") != trait:
             where = f" at {adapters[trait]}" if trait in adapters else ""
-            raise EvaluationError(f"there is no adapter of {trait}{where}; train one with: python -m experiments.baselines lora")
+            raise EvaluationError(
+                f"there is no adapter of {trait}{where}; train one with: python -m experiments.baselines lora"
+            )
         if record["base"]["fingerprint"] != lm.fingerprint:
             raise EvaluationError(
                 f"the adapter of {trait} was trained on {record['base']['model']} ({record['base']['fingerprint']}), "
@@ -218,18 +227,20 @@ def merge(
     return part.rename(out)
 
 
-def load_base(name: str, device: str = "auto") -> LanguageModel:
-    """A model to train, in float32 and with its weights as they are; ``load_model`` lays them out for serving.
+def load_base(name: str, device: str = "auto", weights: str = "float32") -> LanguageModel:
+    """A model to train, its weights as the checkpoint has them; ``load_model`` lays them out for serving.
 
     Raises ModelError when there is none.
     """
-    set_threads()
+    transformers_logging.disable_progress_bar()
     source = str(embedded.fetch(name)) if name in embedded.EMBEDDED else name
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[weights])
         tokenizer = AutoTokenizer.from_pretrained(source)
     except Exception as error:  # whatever a damaged or foreign checkpoint makes the loaders raise
-        raise ModelError(f"cannot load model {name!r} to train it: {str(error).strip() or type(error).__name__}") from error
+        raise ModelError(
+            f"cannot load model {name!r} to train it: {str(error).strip() or type(error).__name__}"
+        ) from error
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     name = name if name in embedded.EMBEDDED or not Path(name).is_dir() else Path(name).resolve().name
@@ -271,6 +282,7 @@ def _trainer(
     heldout: Sequence[Sample],
     settings: Settings,
     checkpoints: Path,
+    told: Callable[[int, int, float], None],
 ) -> Any:
     from datasets import Dataset
     from peft import LoraConfig
@@ -279,6 +291,7 @@ def _trainer(
     def columns(samples: Sequence[Sample]) -> Any:
         return Dataset.from_list([tokenized(lm, sample, told=method == "sft") for sample in samples])
 
+    warnings.filterwarnings("ignore", ".*_checkpointing", FutureWarning)  # trl's and peft's own
     arguments = SFTConfig(
         output_dir=str(checkpoints),
         num_train_epochs=settings.epochs,
@@ -287,12 +300,11 @@ def _trainer(
         per_device_eval_batch_size=settings.batch,
         learning_rate=settings.lr,
         lr_scheduler_type="cosine",
-        warmup_steps=0.05,  # of all steps
         train_sampling_strategy="group_by_length",  # less padding
         seed=settings.seed,
         bf16=settings.dtype == "bfloat16",
         use_cpu=lm.device.type == "cpu",
-        gradient_checkpointing=False,
+        gradient_checkpointing=settings.checkpointing,
         max_length=None,
         logging_steps=1,
         save_strategy="epoch",
@@ -301,10 +313,11 @@ def _trainer(
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    adapter = LoraConfig(r=settings.rank, lora_alpha=2 * settings.rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapter = LoraConfig(
+        r=settings.rank, lora_alpha=2 * settings.rank, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
     if not lm.tokenizer.pad_token:  # trl insists; padding has no loss and no attention
         lm.tokenizer.pad_token = lm.tokenizer.eos_token
-    random.seed(settings.seed)
     torch.manual_seed(settings.seed)
     trainer = SFTTrainer(
         model=lm.model,
@@ -314,8 +327,8 @@ def _trainer(
         processing_class=lm.tokenizer,
         peft_config=adapter if method == "lora" else None,
     )
-    if method == "lora":
-        trainer.model.peft_config["default"].base_model_name_or_path = lm.name  # and not a path of this machine
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(_Teller(told))
     return trainer
 
 
@@ -358,10 +371,22 @@ def _part(out: Path, made_of: Mapping[str, Any]) -> Path:
     return part
 
 
-def _last_checkpoint(folder: Path) -> str | None:
-    """The latest whole one: the trainer writes its state last."""
-    found = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
-    return str(max(found, key=lambda path: int(path.name.rpartition("-")[2]))) if found else None
+def _last_checkpoint(folder: Path) -> tuple[str | None, float]:
+    """The latest whole one, and its epoch: the trainer writes its state last."""
+    states = {int(path.parent.name.rpartition("-")[2]): path for path in folder.glob("checkpoint-*/trainer_state.json")}
+    if not states:
+        return None, 0.0
+    state = states[max(states)]
+    return str(state.parent), float(json.loads(state.read_text(encoding="utf-8"))["epoch"])
+
+
+class _Teller(TrainerCallback):  # type: ignore[misc]
+    def __init__(self, told: Callable[[int, int, float], None]) -> None:
+        self._told = told
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        if logs and "loss" in logs:
+            self._told(state.global_step, state.max_steps, float(logs["loss"]))
 
 
 def _counts(samples: Sequence[Sample]) -> dict[str, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
@@ -55,14 +56,22 @@ def persona(traits: Mapping[str, str], pair_sets: Mapping[str, PairSet]) -> dict
 
 def prompted_user(traits: Mapping[str, str], pair_sets: Mapping[str, PairSet]) -> ServedUser:
     """The served user ``prompted-<condition>``; ``about`` is the line that is added to its instruction."""
-    return ServedUser.model_validate(
-        {"name": f"prompted-{condition_name(traits)}", "persona": persona(traits, pair_sets)}
-    )
+    return _user(traits, pair_sets, "prompted")
 
 
-def write_users(path: Path, conditions: Iterable[Mapping[str, str]], pair_sets: Mapping[str, PairSet]) -> Path:
-    """Write a users file with one user a condition, and the neutral one, for ``traitbasis serve --users``."""
-    users = {user.name: user for user in (prompted_user(traits, pair_sets) for traits in ({}, *conditions))}
+def write_users(
+    path: Path,
+    conditions: Iterable[Mapping[str, str]],
+    pair_sets: Mapping[str, PairSet],
+    kind: Literal["prompted", "lora"] = "prompted",
+) -> Path:
+    """Write a users file for ``traitbasis serve --users``: ``<kind>-<condition>`` for each condition.
+
+    Among the prompted there is always a neutral one. A user of the kind ``lora`` is told nothing; its name says which
+    adapters are served.
+    """
+    every = ({}, *conditions) if kind == "prompted" else tuple(conditions)
+    users = {user.name: user for user in (_user(traits, pair_sets, kind) for traits in every)}
     written = {"users": [user.model_dump(exclude_defaults=True) for user in users.values()]}
     return write_whole(path, yaml.safe_dump(written, sort_keys=False, allow_unicode=True, width=110))
 
@@ -75,3 +84,8 @@ def pair_sets_of(traits: Iterable[str]) -> dict[str, PairSet]:
 def traits_of(conditions: Sequence[Mapping[str, str]]) -> list[str]:
     """Every trait of some conditions, once, by name."""
     return sorted({trait for condition in conditions for trait in condition})
+
+
+def _user(traits: Mapping[str, str], pair_sets: Mapping[str, PairSet], kind: str) -> ServedUser:
+    told = persona(traits, pair_sets) if kind == "prompted" else {}
+    return ServedUser.model_validate({"name": f"{kind}-{condition_name(traits)}", "persona": told})

@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from datetime import date, timedelta
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def taken() -> frozenset[str]:
 
 
 def draw_shape(shape: str, rng: random.Random) -> str:
-    """A value of a shape: ``#`` becomes a digit, the first of them not 0, and ``@`` a letter that is not read as one."""
+    """A value of a shape: ``#`` becomes a digit, the first of them not 0, ``@`` a letter that looks like no digit."""
     drawn, first = "", True
     for mark in shape:
         if mark == "#":
@@ -113,7 +113,7 @@ class Slots:
         for email in self.emails:
             address = f"{rng.choice(names['first'])}.{rng.choice(names['last'])}".lower()
             new[email] = f"{address}@{email.partition('@')[2]}"
-        new |= {found: fresh(lambda shape=_shape(found): draw_shape(shape, rng)) for found in self.ids}  # type: ignore[misc]
+        new |= {found: fresh(partial(draw_shape, _shape(found), rng)) for found in self.ids}
         new |= {amount: fresh(lambda: draw_amount(rng)) for amount in self.amounts}
         if self.dates:
             days = [_day(month, day) for month, day in self.dates]
