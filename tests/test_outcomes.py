@@ -268,6 +268,7 @@ def replaced(found: Any, **fields: Any) -> Any:
         ({"harness": "tau2"}, "harness"),
         ({"harness_version": "9"}, "harness_version"),
         ({"max_steps": 9}, "max_steps"),
+        ({"split": "dev"}, "split"),
         ({"conditions": {"unsteered": {}, HIGH: {"impatience": "low"}}}, HIGH),
     ],
 )

@@ -121,7 +121,7 @@ def effort_grid(found: Robustness) -> Grid:
         f"Effort of {found.agent.name}",
         (*columns, "agent tokens / success", "agent cost / success"),
         tuple(rows),
-        "Means per episode; costs in the harness's currency, - where unknown.",
+        "Means per episode; costs in dollars, - where unknown.",
     )
 
 

@@ -78,9 +78,9 @@ class Outcome:
     pass_hat: Mapping[int, OverTasks]
     pass_at: Mapping[int, OverTasks]
     average: Mapping[int, OverTasks]
-    infrastructure: int
-    missing: int
     effort: Effort
+    infrastructure: int = 0
+    missing: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,11 +164,22 @@ def measure(agent: Agent, oracle: Agent | None = None, ks: Sequence[int] = ()) -
     """
     trials = _trials(agent)
     floor = _trials(oracle) if oracle else None
-    domains = tuple(dict.fromkeys(cell.domain for cell in sorted(agent.planned | {e.cell for e in agent.episodes})))
+    played, planned = {episode.cell for episode in agent.episodes}, agent.planned
+    domains = tuple(sorted({cell.domain for cell in played | planned}))
     most = max(run.header.trials for run in agent.runs)
     ks = tuple(ks) or tuple(range(1, min(most, _MOST_K) + 1))
     scopes: list[str | None] = [None, *(domains if len(domains) > 1 else ())]
-    outcomes = [_outcome(agent, trials, name, scope, ks) for scope in scopes for name in agent.conditions]
+    not_there = planned - played
+    broken = [episode.cell for episode in agent.episodes if episode.infrastructure]
+    outcomes = [
+        replace(
+            _outcome(trials, name, scope, ks),
+            infrastructure=sum(cell.condition == name and scope in (None, cell.domain) for cell in broken),
+            missing=sum(cell.condition == name and scope in (None, cell.domain) for cell in not_there),
+        )
+        for scope in scopes
+        for name in agent.conditions
+    ]
     drops: list[Drop] = []
     for scope in scopes:
         found = [_drop(trials, floor, name, scope) for name in agent.conditions if name != UNSTEERED]
@@ -336,9 +347,7 @@ def _both(trials: Mapping[str, Trials], condition: str, domain: str | None = Non
     return [task for task in _within(trials.get(UNSTEERED, {}), domain) if task in steered]
 
 
-def _outcome(
-    agent: Agent, trials: Mapping[str, Trials], condition: str, domain: str | None, ks: Sequence[int]
-) -> Outcome:
+def _outcome(trials: Mapping[str, Trials], condition: str, domain: str | None, ks: Sequence[int]) -> Outcome:
     here = trials[condition]
     tasks = _within(here, domain)
     episodes = [episode for task in tasks for episode in here[task]]
@@ -348,8 +357,6 @@ def _outcome(
         values = {k: [figure(n, c, k) for n, c in counts if n >= k] for k in ks}
         return {k: OverTasks(over_units(known), len(known)) for k, known in values.items()}
 
-    ours = [e for e in agent.episodes if e.condition == condition and domain in (None, e.domain)]
-    planned = {c for c in agent.planned if c.condition == condition and domain in (None, c.domain)}
     return Outcome(
         condition=condition,
         domain=domain,
@@ -361,8 +368,6 @@ def _outcome(
         pass_hat=by_k(pass_hat_k),
         pass_at=by_k(pass_at_k),
         average=by_k(average_at_k),
-        infrastructure=sum(episode.infrastructure for episode in ours),
-        missing=len(planned - {episode.cell for episode in ours}),
         effort=_effort(episodes),
     )
 

@@ -268,9 +268,10 @@ def _tasks(run: Run) -> dict[str, tuple[str, ...]]:
 
 # ---- What may be compared
 
-# Of the user: everything that changes what it says but for its traits. Of a field that neither file has, nothing is
-# known and nothing differs.
-_USER = ("model", "model_fingerprint", "basis", "as", "dtype", "positions", "prompt", "method", "temperature")
+# Everything that changes what a user says but for its traits. Of a field that neither run has nothing is known, and
+# nothing differs.
+_MODEL = ("user", "asked_for", "model", "model_fingerprint", "basis", "as", "dtype", "positions")
+_USER = (*_MODEL, "persona", "sampling", "guards", "prompt", "method", "temperature")
 
 
 def _comparable(runs: Sequence[Run]) -> None:
@@ -305,8 +306,8 @@ def _comparable(runs: Sequence[Run]) -> None:
 
 
 def _settings(one: Run, two: Run) -> Iterator[tuple[str, Any, Any]]:
-    for field in ("harness", "harness_version", "max_steps"):
-        yield field, getattr(one.header, field), getattr(two.header, field)
+    for field in ("harness", "harness_version", "split", "max_steps"):
+        yield field, getattr(one.header, field, None), getattr(two.header, field, None)
     for field in _USER:
         yield f"user.{field}", one.header.user.get(field), two.header.user.get(field)
 
