@@ -14,6 +14,7 @@ from traitbasis.cli import (  # noqa: F401  (they add their commands)
     eval_long,
     eval_realism,
     evaluate,
+    rephrase,
     report,
     select,
     traits,

@@ -68,6 +68,19 @@ def invented(original: str, rewritten: str) -> list[Entity]:
     return [entity for entity in _different(entities(rewritten)) if entity not in says and not _shouted(entity, says)]
 
 
+def in_order(original: str, rewritten: str) -> bool:
+    """Whether what is kept of each kind is said in the original's order: from Oslo to Rome is not from Rome to Oslo."""
+    before, after = _Said(original), _Said(rewritten)
+    places: dict[str, list[tuple[int, int]]] = {}
+    for entity in _different(entities(original)):
+        here, there = before.place(entity), after.place(entity)
+        if here is not None and there is not None:
+            places.setdefault(entity.kind, []).append((here, there))
+    return all(
+        [there for _, there in sorted(pairs)] == sorted(there for _, there in pairs) for pairs in places.values()
+    )
+
+
 # --- is it said? ------------------------------------------------------------------------------------------------------
 
 _BY_VALUE = ("number", "date", "time")
@@ -78,23 +91,34 @@ class _Said:
 
     def __init__(self, text: str) -> None:
         self.text = " ".join(_straight(text).split())
-        self._values = {entity.key for entity in _values(_straight(text))}
+        self._values: dict[Key, int] = {}
+        for entity in _values(self.text):
+            self._values.setdefault(entity.key, entity.start)
 
     def __contains__(self, entity: Entity) -> bool:
-        if entity.kind in _BY_VALUE and entity.key in self._values:
-            return True
-        return entity.kind != "number" and self.has(entity.text, fold=entity.kind in ("name", "email", *_BY_VALUE))
+        return self.place(entity) is not None
 
-    def has(self, words: str, fold: bool) -> bool:
-        """Whether the words stand there, and not as a part of longer ones."""
+    def place(self, entity: Entity) -> int | None:
+        """Where an entity is said first, or None where it is not."""
+        if entity.kind in _BY_VALUE and entity.key in self._values:
+            return self._values[entity.key]
+        if entity.kind == "number":
+            return None
+        return self.find(entity.text, fold=entity.kind in ("name", "email", *_BY_VALUE))
+
+    def find(self, words: str, fold: bool) -> int | None:
+        """Where the words stand, and not as a part of longer ones."""
         words = re.escape(" ".join(_straight(words).split()))
         alone = rf"(?<![\w#@])(?<!\w[.-]){words}(?![.-]?\w)"
-        return bool(re.search(alone, self.text, re.IGNORECASE if fold else 0))
+        found = re.search(alone, self.text, re.IGNORECASE if fold else 0)
+        return found and found.start()
 
 
 def _shouted(entity: Entity, said: _Said) -> bool:
     """Whether it is only an ordinary word of the other text that is written large here."""
-    return entity.kind in ("code", "name") and all(said.has(word, fold=True) for word in entity.text.split())
+    return entity.kind in ("code", "name") and all(
+        said.find(word, fold=True) is not None for word in entity.text.split()
+    )
 
 
 def _different(found: list[Entity]) -> list[Entity]:
@@ -189,7 +213,7 @@ _DATE = re.compile(
       | (?P<written>(?:{_MONTHS})\.?\ (?:the\ )?{_NTH}(?:{_OF_YEAR}{_YEAR})?                     # November 25th 2026
           | (?:{_NTH}\ (?:day\ )?(?:of\ )?)?(?:{_MONTHS})\.?{_OF_YEAR}{_YEAR}                    # 25 November 2026
           | {_NTH}\ (?:day\ )?(?:of\ )?(?:{_MONTHS})
-          | (?:(?<=in\ )|(?<=of\ )|(?<=by\ )|(?<=next\ )|(?<=last\ )|(?<=this\ )|(?<=since\ )|(?<=until\ ))(?:{_MONTHS}))
+          | (?:(?<=\bin\ )|(?<=\b[ob][fy]\ )|(?<=(?:next|last|this)\ )|(?<=(?:since|until)\ ))(?:{_MONTHS}))
       | \d{{1,2}}/\d{{1,2}}/(?:\d{{4}}|\d\d) | (?:0?[1-9]|1[0-2])/{_YEAR}                        # 10/2026
       | (?:(?:next|this|last|coming)\ )?(?:{_WEEKDAYS})s?
       | (?:next|this|last|coming)\ (?:week(?:end)?|month|year|quarter) | tomorrow | yesterday | tonight
@@ -221,8 +245,8 @@ def _month(name: str) -> int:
 
 _TIME = re.compile(
     r"""(?<![\w:.])(?:
-        (?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?(?:\ ?(?P<half>[ap])\.?m\b\.?)?
-      | (?P<full>1[0-2]|0?[1-9])\ ?(?P<half_>[ap])\.?m\b\.? | (?P<word>noon|midnight)\b
+        (?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?(?:\ ?(?P<half>[ap])(?:\.m\.|m\b))?
+      | (?P<full>1[0-2]|0?[1-9])\ ?(?P<half_>[ap])(?:\.m\.|m\b) | (?P<word>noon|midnight)\b
     )(?![\w:])""",
     re.VERBOSE | re.IGNORECASE,
 )
@@ -308,6 +332,7 @@ def _unit(words: str | None) -> str | None:
 
 _IDENTIFIER = r"""
     (?<![\w-])\d{3,}(?:[ -]\d{3,})+(?![\w-])                                      # 2345-6789-1234-5678
+  | (?<![\w.])v?\d+(?:\.\d+){2,}(?![\w-])                                         # 192.168.1.1, 3.11.4
   | (?<![\w#])\#\d+(?!\w) | (?<![\w.,:/-])0\d+(?![\w:/-]|[.,]\d)                  # #12, 007
   | (?<![\w.\#@$€£-])\#?(?=[\w-]*\d)(?=[\w-]*[A-Za-z])(?!\d+(?:st|nd|rd|th|s)\b)  # abc123, card_1496
       [A-Za-z0-9_]+(?:-[A-Za-z0-9_]+)*(?![\w-])
@@ -325,33 +350,35 @@ def _identifiers(text: str) -> Iterator[Entity]:
 
 # Words that open sentences, are shouted or written large, and name nothing.
 _ORDINARY = frozenset(
-    """a about above absolutely access according accordingly account acknowledge actually add additionally adjust after afterward
-    afterwards again ahead alas all alright also alternatively although am amazing amidst among an analyze and another
-    any anything api append apply are arrange as asap ask assess assist assuming at authenticate awesome back based
-    be because been before begin being besides between big book both bring browse but buy by calculate call can
-    cancel cannot card cause change check choose clean clear close combine come comment compare compile complete compose compute
-    concerning conclude confirm considering consider continue convert copy could craft create currently cvv dear
-    delete describe despite determine did disable display do does done don't double draft due during each edit eh either
-    employing enable ending engage enough ensure especially establish estimate even every everything evaluate exactly excellent
-    execute extract fantastic faq fetch fill finally find first fix following for format forward from furthermore
-    gather gearing generate get give given go good goodness grab great guess had happy has have having he hello help
-    hence her here hey hi his hmm hold how however hurry i i'd i'll i'm i've id if immediately in incidentally
-    increase indeed initiate insert inspect instead integrate intend into investigate is issue it it's its itself join
-    jot just keep kindly know last lastly later launch leave let let's like list listen load locate lock log long look
-    lovely make many may maybe me mention merge message might mine modify more moreover most move much must my name
-    need never next nice no none nope not note nothing now obtain of off offer oh ok okay omg on once one only
-    open or order organize other our out over password patch perfect perform perhaps pin place please plot pop post
-    prepare previously print proceed provide purchase put query quick quickly quit rather reach read ready really
-    recently record reduce refer reflecting refresh regarding register regrettably remember remind remove rename repeat replace
-    report request rescind reserve reset resolve retrieve return reveal review right round run save say scan schedule
-    search second security see seek segueing select sell send set share she should show shut shoot similarly simply
-    since skip so some someone something soon sorry sort speaking specifically start starting stop store submit
-    subsequently such suppose sure switch take tell thank thanks that that's the their them then there there's
-    therefore these they thing third this those though thus to today together too total track transfer trip turn
-    tweet two type ugh under unfortunately unlock until up update upon url us use username using utilize utilizing
-    validate verify very view visit wait want was watch we we'd we'll we're we've well were what what's when where
-    which while who whose why will wish with within without won't wonderful would wow write wtf yeah yep yes yet you
-    you'd you'll you're your yours""".split()  # noqa: SIM905  (a word list is read as one)
+    """
+    a about above absolutely access according accordingly account acknowledge actually add additionally adjust after
+    afterward afterwards again ahead alas all alright also alternatively although am amazing amidst among an analyze
+    and another any anything api append apply are arrange as asap ask assess assist assuming at authenticate awesome
+    back based be because been before begin being besides between big book both bring browse but buy by calculate
+    call can cancel cannot card cause change check choose clean clear close combine come comment compare compile
+    complete compose compute concerning conclude confirm considering consider continue convert copy could craft
+    create currently cvv dear delete describe despite determine did disable display do does done don't double draft
+    due during each edit eh either employing enable ending engage enough ensure especially establish estimate even
+    every everything evaluate exactly excellent execute extract fantastic faq fetch fill finally find first fix
+    following for format forward from furthermore gather gearing generate get give given go good goodness grab great
+    guess had happy has have having he hello help hence her here hey hi his hmm hold how however hurry i i'd i'll
+    i'm i've id if immediately in incidentally increase indeed initiate insert inspect instead integrate intend into
+    investigate is issue it it's its itself join jot just keep kindly know last lastly later launch leave let let's
+    like list listen load locate lock log long look lovely make many may maybe me mention merge message might mine
+    modify more moreover most move much must my name need never next nice no none nope not note nothing now obtain
+    of off offer oh ok okay omg on once one only open or order organize other our out over password patch perfect
+    perform perhaps pin place please plot pop post prepare previously print proceed provide purchase put query quick
+    quickly quit rather reach read ready really recently record reduce refer reflecting refresh regarding register
+    regrettably remember remind remove rename repeat replace report request rescind reserve reset resolve retrieve
+    return reveal review right round run save say scan schedule search second security see seek segueing select sell
+    send set share she should show shut shoot similarly simply since skip so some someone something soon sorry sort
+    speaking specifically start starting stop store submit subsequently such suppose sure switch take tell thank
+    thanks that that's the their them then there there's therefore these they thing third this those though thus to
+    today together too total track transfer trip turn tweet two type ugh under unfortunately unlock until up update
+    upon url us use username using utilize utilizing validate verify very view visit wait want was watch we we'd
+    we'll we're we've well were what what's when where which while who whose why will wish with within without won't
+    wonderful would wow write wtf yeah yep yes yet you you'd you'll you're your yours
+    """.split()  # noqa: SIM905  (a word list is read as one)
 )
 _CAP = r"[A-ZÀ-ÖØ-Þ](?:[\wÀ-ÿ]*(?:'[A-Z]\w+)?(?:-[A-ZÀ-Þ]\w+)*)"
 _SHORT = r"(?:(?:(?<=\b[A-Z])|(?<=\b[A-Z]r)|(?<=\bMrs)|(?<=\bSt)|(?<=\bMs))\.)?"  # Anna B. Smith, Dr. Jones
@@ -373,10 +400,12 @@ _FOLDER = re.compile(
     r"|\b(?:username|password|passcode)\ (?:is\ |as\ |:\ ?)?(?P<login>[a-z][\w-]*)"
 )
 _NO_FOLDER = frozenset(
-    """appropriate base big child communal common containing correct current default destination different entire
-    existing final fresh given home initial local main named nested original own parent particular present previous relevant
-    required respective root same separate shared similar single specific specified sub target top top-level whole
-    work working directory folder file files secure called titled located inside""".split()
+    """
+    appropriate base big child communal common containing correct current default destination different entire
+    existing final fresh given home initial local main named nested original own parent particular present previous
+    relevant required respective root same separate shared similar single specific specified sub target top top-
+    level whole work working directory folder file files secure called titled located inside
+    """.split()  # noqa: SIM905
 )
 
 
