@@ -100,7 +100,7 @@ class Sheet:
     def questions(self) -> tuple[Question, ...]:
         """What is asked of each item."""
         if self.kind == "realism":
-            meanings = ("A is more like a real person", "B is", "no difference")
+            meanings = ("customer A", "customer B", "no difference")
             return (Question("choice", dict(zip(_CHOICES, meanings, strict=True))),)
         if self.kind == "consistency":
             return (Question("verdict", {str(course): meaning for course, meaning in COURSES.items()}),)
