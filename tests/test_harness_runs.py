@@ -10,30 +10,39 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from harnesses.customers import STOP, stops_early, tells_all, tells_nothing
 from harnesses.wire import ScriptedAgent, call, listening
 from runs import header
+from samples import random_basis
+from serving import serving
+from tiny import tiny_model
+from traitbasis.server import create_app
 from typer.testing import CliRunner, Result
 
 from traitbasis import cli
+from traitbasis.basis import Basis
 from traitbasis.errors import HarnessError
+from traitbasis.harness import drivers
 from traitbasis.harness.drivers.facts import facts_of, fold, forms_of
-from traitbasis.harness.published import User
+from traitbasis.harness.drivers.worker import Endpoint
+from traitbasis.harness.published import User, named
 from traitbasis.harness.runs import RunFile, cells_of, pick_tasks, seed_of, tally
 from traitbasis.harness.schedule import Worker, WorkerDied, command_of, play_all
 from traitbasis.outcomes import UNSTEERED, Cell, read_run
+from traitbasis.simulator import UserSimulator
 
 CONDITIONS = (UNSTEERED, "impatience-medium")
 TASKS = {"retail": tuple("0123"), "airline": ("0", "1")}
 
-# A driver that speaks the protocol and plays nothing. What happens to a task is in the file PLAN, by its id; a task that
-# is not there is solved. Every cell that is begun is written down in the file SEEN.
+# A driver that speaks the protocol and plays nothing. What happens to a task is in the file PLAN, by its id; it is solved
+# where the file says nothing. Every cell that is begun is written down in the file SEEN.
 FAKE = """
 import json, os, sys, time
 settings = json.loads(sys.stdin.readline())
@@ -47,7 +56,8 @@ for line in sys.stdin:
         seen.write(json.dumps([os.getpid(), time.time(), cell]) + "\\n")
     what = plan.get(cell["task"], plan.get("*", "solved"))
     time.sleep(plan.get("seconds", 0.0))
-    more = {"seconds": 0.1, "tokens": {"agent": {"prompt": 10, "completion": 2}, "user": {"prompt": 5, "completion": 1}}}
+    tokens = {"agent": {"prompt": 10, "completion": 2}, "user": {"prompt": 5, "completion": 1}}
+    more = {"seconds": 0.1, "tokens": tokens}
     more |= {"cost": {"agent": 0.5, "user": 0.0}, "made_by": {"seed": cell["user"]["seed"]}}
     more["messages"] = [{"speaker": "customer", "text": "Hi."}, {"speaker": "agent", "text": "Bye.", "calls": []}]
     if what == "dies":
@@ -272,7 +282,7 @@ def test_a_worker_that_dies_costs_its_cell_alone(fake: Fake) -> None:
 def test_an_endpoint_that_is_gone_ends_the_run_and_fails_nobody(fake: Fake) -> None:
     fake.does(t2="gone")
     outcomes = []
-    with pytest.raises(HarnessError, match="task 2 .* still to do: the user is gone"):
+    with pytest.raises(HarnessError, match=r"task 2 .* still to do: the user is gone"):
         for outcome in play_all(cells(6), fake.start, concurrency=1):
             outcomes.append(outcome)
     assert [cell.task for cell, _ in outcomes] == ["0", "1"]
@@ -281,7 +291,7 @@ def test_an_endpoint_that_is_gone_ends_the_run_and_fails_nobody(fake: Fake) -> N
 def test_failures_in_a_row_end_the_run(fake: Fake) -> None:
     fake.does(**{"*": "busy", "t3": "solved"})
     outcomes = []
-    with pytest.raises(HarnessError, match="5 failures in a row; the last: the user is busy"):
+    with pytest.raises(HarnessError, match="after 5 failures in a row: the user is busy"):
         for outcome in play_all(cells(20), fake.start, concurrency=1):
             outcomes.append(outcome)
     assert [outcome.get("infrastructure", False) for _, outcome in outcomes] == [True] * 3 + [False] + [True] * 5
@@ -295,6 +305,37 @@ def test_a_harness_that_does_not_start_says_why(tmp_path: Path) -> None:
         start()
     with pytest.raises(HarnessError, match="no such harness"):
         list(play_all(cells(3), start, concurrency=2))
+
+
+# What a harness may do: print, and never come back. `drivers.worker` needs nothing but the standard library.
+SLOW = """
+import os, sys, time
+from drivers.worker import serve
+class Slow:
+    def ready(self):
+        print("a greeting of the harness")
+        os.system("echo and of its children")
+        return {"pid": os.getpid()}
+    def play(self, cell):
+        time.sleep(60)
+serve(lambda settings, agent, user: Slow())
+"""
+
+
+def test_a_worker_ends_in_the_middle_of_a_cell_when_its_parent_does() -> None:
+    side = {"url": "", "retries": 0, "timeout": 1}
+    folder = Path(drivers.__file__).parents[1]
+    command = [sys.executable, "-c", f"import sys; sys.path.append({str(folder)!r})\n{SLOW}"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin and process.stdout
+    process.stdin.write(json.dumps({"agent": side, "user": side}) + "\n" + json.dumps({"cell": {}}) + "\n")
+    process.stdin.flush()
+    ready = json.loads(process.stdout.readline())["ready"]
+    assert ready == {"python": sys.version.split()[0], "pid": process.pid}, "what is printed is no answer"
+    time.sleep(0.1)
+    process.stdin.close()
+    assert process.wait(10) == 0 and process.stdout.read() == ""
+    process.stdout.close()
 
 
 # --- the command ---
@@ -474,6 +515,24 @@ def test_a_probe_says_who_the_user_is_and_asks_each_condition_once(user: ServedU
     assert User(user.url, "gpt-4o").model_id({}) == "gpt-4o"
 
 
+def test_a_real_server_is_asked_and_refuses_in_its_own_words() -> None:
+    lm = tiny_model()
+    basis = random_basis(lm, "impatience", "skeptical")
+    basis = Basis(tuple(replace(column, limit=2.5) for column in basis.columns), basis.matrix)  # medium is a dose of 2
+    with UserSimulator(lm, basis, guards=()) as simulator, serving(create_app(simulator)) as url:
+        asked = User(url)
+        told = asked.probe(named([{}, {"impatience": "medium"}]))
+        assert (told["model_fingerprint"], told["basis"]) == (lm.fingerprint, basis.fingerprint)
+        assert told["conditions"][UNSTEERED]["dose"] == 0 and told["conditions"]["impatience-medium"]["dose"] == 2
+        assert told["sampling"]["max_tokens"] == simulator.sampling.max_tokens and told["asked_for"] == asked.model
+        assert json.loads(json.dumps(told)) == told and asked.probe(named([{}, {"impatience": "medium"}])) == told
+        with pytest.raises(HarnessError, match="unknown trait 'impatiance'; known: impatience, skeptical"):
+            asked.probe(named([{"impatiance": "low"}]))
+        with pytest.raises(HarnessError, match=r"condition 'impatience-high' .* times"):
+            asked.probe(named([{}, {"impatience": "high"}]))
+        assert User(url, body={"force": True}).probe(named([{"impatience": "high"}]))["conditions"]
+
+
 # --- facts ---
 
 
@@ -523,48 +582,58 @@ def test_folding_keeps_letters_and_digits() -> None:
 # --- tau-trait itself ---
 
 
+class Failing(ScriptedAgent):
+    """A scripted agent whose endpoint answers with a status once `good` requests were answered."""
+
+    status, good = 200, 0
+
+    def answer(self, path: str, headers: dict[str, str], body: bytes | None) -> tuple[int, bytes]:
+        if self.status != 200 and len(self.asked) >= self.good:
+            self.asked.append({})
+            return self.status, b'{"error": {"message": "not like this"}}'
+        return super().answer(path, headers, body)
+
+
 @dataclass
 class Played:
     """tau-trait's own driver, with a scripted user and a scripted agent; made once, as importing it takes seconds."""
 
     user: ServedUser
-    agent: ScriptedAgent
-    settings: dict[str, Any] = field(default_factory=dict)
+    agent: Failing
     workers: dict[str, Worker] = field(default_factory=dict)
 
-    def play(self, task: int, kind: str = "oracle", **more: Any) -> dict[str, Any]:
-        key = json.dumps([kind, more], sort_keys=True)
-        if key not in self.workers:
-            asking = {
-                "retries": 1,
-                "timeout": 30,
-                "price": {"in": 1000.0, "out": 2000.0},
-                "key_env": "NO_SUCH_VARIABLE",
-            }
-            agent = {"kind": kind, "patience": 3, "model": "m", "strategy": "tool-calling", "temperature": None}
-            settings = {
-                "domains": ["retail"],
-                "split": "test",
-                "max_steps": 30,
-                "agent": {**agent, "url": f"{self.agent.url}/v1", **asking, **more},
-                "user": {"url": f"{self.user.url}/v1", **asking},
-            }
-            self.workers[key] = Worker(command_of(Path(sys.executable), "tau_trait"), settings)
+    def start(self, kind: str) -> Worker:
+        asking = {"retries": 1, "timeout": 30, "key_env": "NO_SUCH_VARIABLE"}
+        agent = {"kind": kind, "patience": 3, "model": "m", "strategy": "tool-calling", "temperature": None}
+        settings = {
+            "domains": ["retail"],
+            "split": "test",
+            "max_steps": 30,
+            "agent": {**agent, "url": f"{self.agent.url}/v1", "price": {"in": 1000.0, "out": 2000.0}, **asking},
+            "user": {"url": f"{self.user.url}/v1", **asking},
+        }
+        return Worker(command_of(Path(sys.executable), "tau_trait"), settings)
+
+    def play(self, task: int, kind: str = "oracle") -> dict[str, Any]:
+        if kind not in self.workers:
+            self.workers[kind] = self.start(kind)
         cell = {"domain": "retail", "task": str(task), "user": {"model": "steered-user@impatience-low", "seed": 7}}
         self.user.asked.clear()
         self.agent.asked.clear()
-        return self.workers[key].play(cell)
+        return self.workers[kind].play(cell)
 
 
 @pytest.fixture(scope="module")
 def tau() -> Iterator[Played]:
-    os.environ.pop("OPENAI_API_KEY", None)  # the package wants it at import; the driver gives it one
-    user, agent = ServedUser(say=tells_all), ScriptedAgent()
+    key = os.environ.pop("OPENAI_API_KEY", None)  # the package wants it at import; the driver gives it one
+    user, agent = ServedUser(say=tells_all), Failing()
     with listening(user), listening(agent):
         played = Played(user, agent)
         yield played
         for worker in played.workers.values():
             worker.close()
+    if key is not None:
+        os.environ["OPENAI_API_KEY"] = key
 
 
 @pytest.mark.parametrize("task", [0, 2, 10])
@@ -592,22 +661,13 @@ def test_the_oracle_fails_with_a_customer_who_tells_nothing(tau: Played) -> None
 
 def test_the_oracle_uses_no_fact_before_it_was_said(tau: Played) -> None:
     """Everything but the order number, which comes at the third question."""
-    asked: list[str] = []
+    late = 3
 
     def withholds(body: dict[str, Any]) -> str:
-        last = body["messages"][-1]["content"]
-        asked.append(last)
-        text = tells_all(body)
-        questions = sum(
-            "order number" in message["content"] for message in body["messages"] if message["role"] == "user"
-        )
-        return (
-            text.replace("#W2378156", "it")
-            if "order number" not in last
-            else "W 2378 156"
-            if questions > 2
-            else "What?"
-        )
+        asked = [message["content"] for message in body["messages"] if message["role"] == "user"]
+        if "order number" not in asked[-1]:
+            return tells_all(body).replace("#W2378156", "it")
+        return "W 2378 156" if sum("order number" in text for text in asked) == late else "What?"
 
     tau.user.say = withholds
     episode = tau.play(0)["episode"]
@@ -616,7 +676,8 @@ def test_the_oracle_uses_no_fact_before_it_was_said(tau: Played) -> None:
     told = next(i for i, message in enumerate(messages) if message["text"] == "W 2378 156")
     used = next(i for i, message in enumerate(messages) if "#W2378156" in json.dumps(message))
     assert told < used and sum("order number" in message["text"] for message in messages[:told]) == 3
-    assert tau.play(0, patience=2)["episode"]["reward"] == 0.0, "a brittle agent does not wait so long"
+    late = 4  # one question more than its patience
+    assert tau.play(0)["episode"]["reward"] == 0.0
 
 
 def test_a_customer_who_leaves_too_early_fails_the_oracle(tau: Played) -> None:
@@ -641,7 +702,7 @@ def test_an_agent_is_played_with_its_tools_tokens_and_price(tau: Played) -> None
     assert episode["messages"][1]["calls"][0]["arguments"]["zip"] == "19122"
     assert episode["reward"] == 0.0 and episode["ended"] == "agent" and episode["steps"] == 2
     assert episode["tokens"]["agent"] == {"prompt": 20, "completion": 10}
-    assert episode["cost"]["agent"] == pytest.approx(20 * 0.001 + 10 * 0.002) and episode["cost"]["user"] == 0.04
+    assert episode["cost"] == {"agent": pytest.approx(20 * 0.001 + 10 * 0.002), "user": 0.0}
     assert all("temperature" not in body and body["tools"] for body in tau.agent.asked)
 
 
@@ -655,25 +716,11 @@ def test_a_call_that_is_no_json_is_the_agents_own_failure(tau: Played) -> None:
     assert [message["speaker"] for message in episode["messages"]] == ["customer"]
 
 
-class Failing(ScriptedAgent):
-    """Answers with a status, once `good` requests were answered."""
-
-    def __init__(self, status: int, good: int = 0) -> None:
-        super().__init__()
-        self.status, self.good, self.requests = status, good, 0
-
-    def answer(self, path: str, headers: dict[str, str], body: bytes | None) -> tuple[int, bytes]:
-        self.requests += 1
-        if self.requests > self.good:
-            return self.status, json.dumps({"error": {"message": "not like this"}}).encode()
-        return super().answer(path, headers, body)
-
-
 @pytest.mark.parametrize(
     ("status", "good", "fatal", "requests"),
     [
         (429, 0, False, 2),
-        (503, 2, False, 4),
+        (503, 1, False, 3),
         (401, 0, True, 1),
         (404, 0, True, 1),
         (400, 0, True, 1),
@@ -681,14 +728,14 @@ class Failing(ScriptedAgent):
     ],
 )
 def test_an_agents_endpoint_that_fails_is_no_failure_of_the_agent(
-    tau: Played, status: int, good: int, fatal: bool | None, requests: int
+    tau: Played, status: int, good: int, fatal: bool | None, requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked again where that may help. A request that is bad only later is so by what the agent has said: its result."""
-    tau.user.say = lambda body: "Hello."
-    failing = Failing(status, good)
-    with listening(failing):
-        answer = tau.play(0, "llm", url=f"{failing.url}/v1")
-    assert failing.requests == requests
+    """Asked again where that may help. What is bad only later is so by what the agent has said, and its own result."""
+    tau.user.say = tau.agent.say = lambda body: "Hello."
+    monkeypatch.setattr(tau.agent, "status", status)
+    monkeypatch.setattr(tau.agent, "good", good)
+    answer = tau.play(0, "llm")
+    assert len(tau.agent.asked) == requests
     if fatal is None:
         assert answer["episode"]["ended"] == "error" and "not like this" in answer["episode"]["error"]
     else:
@@ -697,20 +744,27 @@ def test_an_agents_endpoint_that_fails_is_no_failure_of_the_agent(
         assert failed["tokens"]["agent"]["prompt"] == 10 * good
 
 
-def test_a_user_that_is_gone_is_fatal_and_one_that_is_busy_is_not(tau: Played) -> None:
+def test_a_busy_user_costs_its_cell_and_leaves_nothing_behind(tau: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     tau.user.say = tells_all
-    tau.user.refuses = {"*": 503}
-    try:
-        failed = tau.play(0)["failed"]
-    finally:
-        tau.user.refuses = {}
-    assert failed["side"] == "user" and not failed["fatal"]
-    gone = Played(ServedUser(), tau.agent)
-    gone.user.url = "http://127.0.0.1:9"
-    try:
-        failed = gone.play(0)["failed"]
-        assert failed["side"] == "user" and failed["fatal"] and "http://127.0.0.1:9" in failed["text"]
-    finally:
-        for worker in gone.workers.values():
-            worker.close()
+    monkeypatch.setitem(tau.user.refuses, "*", 503)
+    failed = tau.play(0)["failed"]
+    assert failed["side"] == "user" and not failed["fatal"] and "503" in failed["text"]
+    monkeypatch.undo()
     assert tau.play(0)["episode"]["reward"] == 1.0
+
+
+def test_an_endpoint_that_nobody_listens_at_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """litellm says of a refused connection that it was an error 500 of the server."""
+
+    def completion(**request: Any) -> Any:
+        error = RuntimeError("Connection error.")
+        error.status_code = 500  # type: ignore[attr-defined]
+        raise error
+
+    monkeypatch.setitem(sys.modules, "litellm", SimpleNamespace(completion=completion))
+    with listening(user := ServedUser()):
+        for url, fatal in (("http://127.0.0.1:9/v1", True), (f"{user.url}/v1", False)):
+            endpoint = Endpoint("user", {"url": url, "key": None, "retries": 0, "timeout": 1})
+            with pytest.raises(RuntimeError):
+                endpoint(model="m", messages=[])
+            assert endpoint.failure and endpoint.failure["fatal"] is fatal and url in endpoint.failure["text"]
