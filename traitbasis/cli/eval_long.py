@@ -136,15 +136,19 @@ def _known(value: Any) -> Any:
 
 
 def _print_consistency(found: Consistency) -> None:
+    from traitbasis.evaluation.consistency import LEAST_NEUTRAL
+
     for rater in dict.fromkeys(row.rater for row in found.rows):
         out.print(_shares_table(rater, [row for row in found.rows if row.rater == rater]))
     for comparison in found.comparisons:
         out.print(_comparison_table(comparison))
+        by_turn = ", ".join(f"{point.value.value:+.2f}" for point in comparison.broken)
+        out.print(f"broken turns, difference by turn: {by_turn}", highlight=False, soft_wrap=True)
     for yardstick in found.yardsticks:
         if not yardstick.calibrated:
             zero = f"above {yardstick.baseline}'s neutral dialogues" if yardstick.baseline else "raw"
             err.print(
-                f"{yardstick.trait}: {yardstick.neutral} neutral dialogues are long enough to say what chance gives; "
+                f"{yardstick.trait}: {yardstick.neutral} neutral dialogues have enough turns, {LEAST_NEUTRAL} are needed; "
                 f"expression is {zero}, the threshold {yardstick.threshold:g} and the tolerance "
                 f"{yardstick.tolerance:g} are defaults",
                 style="yellow", markup=False, highlight=False, soft_wrap=True,
@@ -158,10 +162,10 @@ def _print_consistency(found: Consistency) -> None:
 
 
 def _shares_table(rater: str, rows: Sequence[Row]) -> Table:
+    from traitbasis.evaluation.consistency import SHARES
+
     title = f"long-range consistency by {rater}; neutral rows are what a user without the trait gets"
-    table = Table(
-        "method", "trait", "consistent", "escalate", "stable", "fade", "absent", "at the end", "n", title=title
-    )
+    table = Table("method", "trait", *SHARES, "at the end", "n", title=escape(title))
     for before, row in zip([None, *rows], rows, strict=False):
         if before and before.trait != row.trait:
             table.add_section()
@@ -176,8 +180,6 @@ def _comparison_table(found: Comparison) -> Table:
     table = Table("", "clean past", "steered past", "difference", title=escape(title))
     for name, estimates in found.figures.items():
         table.add_row(escape(name), *(escape(f"{estimate}") for estimate in estimates))
-    for point in found.broken:
-        table.add_row(f"broken, turn {point.turn}", "", "", escape(f"{point.value}"), style="dim")
     return table
 
 

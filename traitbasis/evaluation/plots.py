@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 from traitbasis.errors import ReportError
 from traitbasis.evaluation.consistency import Consistency, Curve
 from traitbasis.files import write_whole
-from traitbasis.plots import PROMPTED, STEERED, _curve, _finish, _matplotlib, legend_handle, new_figure
+from traitbasis.plots import PROMPTED, RANDOM, STEERED, _curve, _finish, _matplotlib, legend_handle, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _FORMATS = (".svg", ".png", ".pdf")
-_STYLES: tuple[dict[str, Any], ...] = (
-    {"color": STEERED, "marker": "o"},
-    {"color": PROMPTED, "marker": "s"},
+_STYLES: dict[str, dict[str, Any]] = {
+    "steered": {"color": STEERED, "marker": "o"},
+    "prompted": {"color": PROMPTED, "marker": "s"},
+    "unsteered": {"color": RANDOM, "marker": "x"},
+}
+_OTHERS: tuple[dict[str, Any], ...] = (
     {"color": "#009e73", "marker": "^"},
     {"color": "#cc79a7", "marker": "D"},
     {"color": "#e69f00", "marker": "v"},
@@ -39,7 +42,8 @@ def consistency_figure(found: Consistency) -> Figure:
     figure: Figure
     figure, axes = new_figure(len(traits), 1, (7.2, 1.6 + 2.1 * len(traits)), title)
     methods = list(dict.fromkeys(curve.method for curve in found.curves))
-    styles = {method: _STYLES[i % len(_STYLES)] for i, method in enumerate(methods)}
+    others = [method for method in methods if method not in _STYLES]
+    styles = _STYLES | {method: _OTHERS[i % len(_OTHERS)] for i, method in enumerate(others)}
     for axis, trait in zip(axes[:, 0], traits, strict=True):
         axis.set_ylabel(f"{trait}\n(1: as the pairs show it)" if trait else "broken turns\n(share)")
         for curve in found.curves:
