@@ -1,6 +1,6 @@
-"""Scripted customers of tau-trait, to be put behind a ``ScriptedAgent``: they tell everything, nothing, or stop too early.
+"""Scripted customers of tau-trait, for a ``ScriptedAgent`` to say: they tell everything, nothing, or stop too early.
 
-Standard library only, as the harnesses' environments are.
+Standard library only, for the harnesses' environments.
 """
 
 from __future__ import annotations
