@@ -119,7 +119,8 @@ class LocalWriter:
                 pass
         if isinstance(item, Failure):
             raise as_engine_error(item)
-        return "" if item.text == SILENCE or item.finish == "length" else item.text
+        cut = item.finish == "length" and pattern is None  # a pattern brings its text to its end
+        return "" if item.text == SILENCE or cut else item.text
 
     def _prepare(self, messages: Sequence[Mapping[str, Any]], traits: Traits, **options: Any) -> Any:
         return self._simulator.prepare(
@@ -173,7 +174,7 @@ class _Cancelled:
 
 def _room(length: int, pattern: str | None) -> int:
     """Tokens for a message: twice the turn's, at 4 characters a token; a pattern bounds the text itself."""
-    return 48 + length // 2 if pattern is None else 256 + 3 * length
+    return 48 + length // 2 if pattern is None else 256 + 6 * length
 
 
 # --- one turn ---------------------------------------------------------------------------------------------------------
@@ -199,8 +200,8 @@ class Rephrased:
     @property
     def note(self) -> dict[str, Any]:
         """For the record: all but the text."""
-        found = {name: value for name, value in asdict(self).items() if name not in ("text", "best")}
-        return found if self.best is None else {**found, "best": self.best}
+        found = {**asdict(self), "entities": list(self.entities)}
+        return {name: value for name, value in found.items() if name != "text" and value is not None}
 
 
 def rephrase_turn(
@@ -267,7 +268,7 @@ def _texts(found: Sequence[Entity]) -> list[str]:
 
 # --- constrained text -------------------------------------------------------------------------------------------------
 
-_WORD = r"[\p{L}][\p{L}'’-]{0,17}"
+_WORD = r"[{letters}][{letters}'’-]{{0,14}}"
 _LEAD = re.compile(
     r"(?:\b(?:from|to|into|in|on|at|of|for|with|by|as|under|within|between|and|or|than|below|above|over|until|before"
     r"|after|about|named|called|titled|dubbed|id|is|username|password|token|access|number|card|the|my|file|order|priority"
@@ -287,6 +288,7 @@ def _pattern(turn: str) -> str:
     before it is said, too, or another one for the same. No digits, quotation marks or signs are free, so nothing that
     looks like an entity but a name can be invented; free words are whole words, a bounded number at each place.
     """
+    word = _WORD.format(letters="A-Za-zÀ-ɏ" if all(c <= "ɏ" for c in turn if c.isalpha()) else r"\p{L}")
     pattern, end = "", 0
     parts: list[tuple[str, int]] = []
     for start, stop in _anchors(turn):
@@ -299,8 +301,8 @@ def _pattern(turn: str) -> str:
         parts.append((_any_of(same_actions(verbs[0])), 8))
     for part, words_before in parts:
         gap = r"[,;:.!?]? " if pattern else ""
-        pattern += rf"{gap}(?:{_WORD}[,;:.!?]{{0,2}} ){{0,{max(4, min(16, words_before + 3))}}}{part}"
-    return pattern + rf"[,;:.!?]{{0,2}}(?: {_WORD}[,;:.!?]{{0,2}}){{0,14}}"
+        pattern += rf"{gap}(?:{word}[,;:.!?]{{0,2}} ){{0,{max(4, min(12, words_before + 3))}}}{part}"
+    return pattern + rf"[,;:.!?]{{0,2}}(?: {word}[,;:.!?]{{0,2}}){{0,14}}"
 
 
 def _anchors(turn: str) -> Iterator[tuple[int, int]]:

@@ -89,7 +89,7 @@ def read_records(path: str | Path, form: Format | None = None) -> list[Record]:
         form = "text"
     else:
         records = _json(path, text)
-        form = form or _form(path, records)
+        form = form or (_form(path, records) if records else "text")
     if not records:
         raise EvaluationError(f"{path} is empty; a benchmark has a record a line")
     found = [Record(data, form, number) for number, data in enumerate(records)]

@@ -430,12 +430,13 @@ def _is_shouted(sentence: str) -> bool:
 
 def _names(text: str) -> Iterator[Entity]:
     runs = list(_NAME.finditer(text))
-    inside = {word for run in runs if not _OPENS.search(text, 0, run.start()) for word in run.group().split()}
+    opens = {run for run in runs if _OPENS.search(text, max(0, run.start() - 20), run.start())}
+    inside = {word for run in runs if run not in opens for word in run.group().split()}
     for run in runs:
         if _is_shouted(run.group()):
             continue
         words = [(word.group(), run.start() + word.start()) for word in re.finditer(r"\S+", run.group())]
-        if _OPENS.search(text, 0, run.start()) and words[0][0] not in inside:  # written large for where it stands
+        if run in opens and words[0][0] not in inside:  # written large for where it stands
             named = len(words) > 1 or text.startswith("'s", run.end())
             words = words[not named or words[0][0].casefold() in _ORDINARY :]
         if len(words) == 1 and words[0][0].casefold() in _ORDINARY:
