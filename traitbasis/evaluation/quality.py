@@ -21,7 +21,7 @@ from traitbasis.metrics.estimate import mean
 from traitbasis.metrics.fidelity import Sides, TraitProbe, auc
 
 _SHOWN = 0.5  # of a probe or classifier: half way between neutral pairs and the trait's
-_DRAWS = 80  # of shuffled labels, over all traits
+_DRAWS = 120  # of shuffled labels, over all traits
 _ASSEMBLED = 300  # dialogues of each kind that are put together from pairs
 Assembled: TypeAlias = list[tuple[frozenset[int], Tensor]]  # traits by number, and the dialogue's probabilities
 
@@ -38,10 +38,9 @@ class Quality:
     same with shuffled labels; chance: 1 / labels. neutral: share of neutral responses named none.
     shown, fooled: by instrument, share of a trait's responses, and of neutral turns stuffed with its words, in which
     the trait is found (namer: named; others: expression above a half). fooled["namer: any"]: any trait named.
-    threshold: probability above which a trait is present in a dialogue, chosen on dialogues put together from
-    ``default`` pairs (none, one or two traits). assembled: on such dialogues of ``heldout`` pairs, share of those with
-    one trait and with none that are named right, and of those with two for which exactly both are present, or both
-    rank first.
+    threshold: probability above which a trait is present in a dialogue, so that most dialogues of two traits, put
+    together from ``default`` pairs, have exactly both. assembled: on such dialogues of ``heldout`` pairs, with none,
+    one or two traits, the share named right, in which both rank first, in which exactly what is there is present.
     """
 
     auc: Mapping[str, Mapping[str, float]]
@@ -88,7 +87,9 @@ def measure(
 ) -> Quality:
     """Figures of instruments made from `sides`. examples: what the namer was trained on; checking: states of stuffed
     turns, in forms that it was not trained on, by trait and use of the pair."""
-    traits, held_out = tuple(sides), checking_examples(sides, "heldout")
+    traits = tuple(sides)
+    stuffed = {use: {trait: checking[trait][use] for trait in traits} for use in ("default", "heldout")}
+    held_out = checking_examples(sides, {}, "heldout")
     none, threshold = len(traits), _threshold(_assemble(namer, sides, "default"))
 
     def project(trait: str, states: Tensor) -> Tensor:
@@ -102,7 +103,6 @@ def measure(
         return float(torch.cat([flag.float() for flag in flags]).mean())
 
     score = {trait: classifiers[trait].score for trait in traits}
-    stuffed = {use: {trait: checking[trait][use] for trait in traits} for use in ("default", "heldout")}
     shown = {
         "probe": share(project(t, sides[t].positive["default"]) > _SHOWN for t in traits),
         "classifier": share(score[t](sides[t].positive["heldout"]) > _SHOWN for t in traits),
@@ -114,8 +114,11 @@ def measure(
         "namer": share(named(stuffed["heldout"][t]) == i for i, t in enumerate(traits)),
         "namer: any": share(named(stuffed["heldout"][t]) != none for t in traits),
     }
-    draws = math.ceil(_DRAWS / len(traits))
-    shuffled = [train_namer(traits, examples.shuffled(seed), held_out, [namer.layer]) for seed in range(10)]
+    seeds = range(math.ceil(_DRAWS / len(traits)))
+    dealt = {use: [_dealt(sides, use, seed) for seed in seeds] for use in ("extra", "heldout")}
+    shuffled = [
+        train_namer(traits, examples.shuffled(seed), held_out.shuffled(seed), [namer.layer]) for seed in range(10)
+    ]
     return Quality(
         auc={
             "probe": {trait: probe.auc for trait, probe in probes.items()},
@@ -125,17 +128,13 @@ def measure(
         shuffled_auc={
             "probe": mean(
                 [
-                    TraitProbe.from_sides(t, _shuffled(sides[t], "heldout", seed), probes[t].as_, probes[t].layer).auc
-                    for t in traits
-                    for seed in range(draws)
+                    TraitProbe.from_sides(t, hand[t], p.as_, p.layer).auc
+                    for hand in dealt["heldout"]
+                    for t, p in probes.items()
                 ]
             ),
             "classifier": mean(
-                [
-                    train_classifier(t, {**sides, t: _shuffled(sides[t], "extra", seed)}, [classifiers[t].layer]).auc
-                    for t in traits
-                    for seed in range(draws)
-                ]
+                [train_classifier(t, hand, [c.layer]).auc for hand in dealt["extra"] for t, c in classifiers.items()]
             ),
             "namer": mean([rank for other in shuffled for rank in _named_auc(other, held_out).values()]),
         },
@@ -158,12 +157,16 @@ def _named_auc(namer: Namer, examples: Examples) -> dict[str, float]:
     }
 
 
-def _shuffled(sides: Sides, use: str, seed: int) -> Sides:
-    """The responses of one use dealt anew to the two sides."""
-    both = torch.cat([sides.positive[use], sides.negative[use]])
-    order = torch.randperm(len(both), generator=torch.Generator().manual_seed(seed))
-    positive, negative = both[order].chunk(2)
-    return Sides({**sides.positive, use: positive}, {**sides.negative, use: negative})
+def _dealt(sides: Mapping[str, Sides], use: str, seed: int) -> dict[str, Sides]:
+    """All responses of one use dealt anew to the sides of all traits. Within a trait would not do: against other
+    traits' responses even a mixed half of its own would show something of it."""
+    every = [states for side in sides.values() for states in (side.positive[use], side.negative[use])]
+    deck = torch.cat(every)[torch.randperm(sum(map(len, every)), generator=torch.Generator().manual_seed(seed))]
+    hands = iter(torch.split(deck, [len(states) for states in every]))
+    return {
+        trait: Sides({**side.positive, use: next(hands)}, {**side.negative, use: next(hands)})
+        for trait, side in sides.items()
+    }
 
 
 def _assemble(namer: Namer, sides: Mapping[str, Sides], use: str) -> Assembled:
@@ -186,9 +189,10 @@ def _assemble(namer: Namer, sides: Mapping[str, Sides], use: str) -> Assembled:
 
 
 def _threshold(dialogues: Assembled) -> float:
-    """The probability above which traits count as present for most dialogues to have exactly their own."""
+    """The probability above which traits count as present for most dialogues of two to have exactly their own."""
     bounds = []  # a dialogue is right when the threshold is at least the first and below the second
-    for traits, names in dialogues:
+    mixes = [dialogue for dialogue in dialogues if len(dialogue[0]) > 1]
+    for traits, names in mixes or dialogues:
         present = [float(p) for i, p in enumerate(names[:-1]) if i in traits]
         absent = [float(p) for i, p in enumerate(names[:-1]) if i not in traits]
         bounds.append((max(absent, default=0.0), min(present, default=1.0)))
@@ -201,13 +205,11 @@ def _right(dialogues: Assembled, threshold: float) -> dict[str, float]:
     none = len(dialogues[0][1]) - 1
     found: dict[str, list[float]] = {}
     for traits, names in dialogues:
+        count, first = ("none", "one", "two")[len(traits)], names[:-1].topk(len(traits)).indices.tolist()
+        present = {i for i, p in enumerate(names[:-1].tolist()) if p > threshold}
         if len(traits) < 2:
-            label = "one trait, named" if traits else "none, named none"
-            found.setdefault(label, []).append(float(int(names.argmax()) == next(iter(traits), none)))
+            found.setdefault(f"{count} named", []).append(float(int(names.argmax()) == next(iter(traits), none)))
         else:
-            present = {i for i, p in enumerate(names[:-1].tolist()) if p > threshold}
-            found.setdefault("two, exactly both present", []).append(float(present == traits))
-            found.setdefault("two, ranked first", []).append(
-                float(set(names[:-1].topk(len(traits)).indices.tolist()) == traits)
-            )
+            found.setdefault(f"{count} ranked first", []).append(float(set(first) == traits))
+        found.setdefault(f"exactly {count} present", []).append(float(present == traits))
     return {name: mean(values) for name, values in found.items()}

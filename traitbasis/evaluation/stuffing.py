@@ -7,6 +7,7 @@ check what it learnt. A customer who says "impatient, hurry, deadline" is not th
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -28,17 +29,19 @@ _PLAIN = frozenset(
 )
 
 
-def stuffed_turns(pair_set: PairSet, forms: Mapping[str, Form], *uses: Use) -> list[tuple[tuple[Turn, ...], str]]:
-    """(context, text), for each pair with one of `uses` one of each form; the same at every call."""
+def stuffed_turns(
+    pair_set: PairSet, forms: Mapping[str, Form], *uses: Use, each: int = 2
+) -> list[tuple[tuple[Turn, ...], str]]:
+    """(context, text), for each pair with one of `uses` `each` of the forms in turn; the same at every call."""
     rng = random.Random(f"{pair_set.trait} {' '.join(forms)} {' '.join(uses)}")
     names = [name.replace("_", " ") for name in (pair_set.trait, *pair_set.aliases)]
     defined, own = _definition_words(pair_set), _own_words(pair_set, *uses)
-    found = []
-    for number, pair in enumerate(pair_set.select(*uses)):
-        for place, form in enumerate(forms.values()):
+    form, found = itertools.cycle(forms.values()), []
+    for pair in pair_set.select(*uses):
+        for _ in range(each):
             pool = defined if rng.random() < 0.5 else [*defined, *own]
             chosen = rng.sample(pool, min(_WORDS, len(pool)))
-            found.append((pair.context, form(pair.negative, names[(number + place) % len(names)], chosen)))
+            found.append((pair.context, next(form)(pair.negative, rng.choice(names), chosen)))
     return found
 
 

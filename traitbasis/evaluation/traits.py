@@ -318,7 +318,8 @@ def _make(
     probes = {trait: TraitProbe.from_sides(trait, side, as_) for trait, side in sides.items()}
     classifiers = {trait: train_classifier(trait, sides, layers) for trait in traits}
     examples = training_examples(sides, training)
-    namer = train_namer(traits, examples, checking_examples(sides, "default"), layers)
+    others = checking_examples(sides, {trait: checking[trait]["default"] for trait in traits}, "default")
+    namer = train_namer(traits, examples, others, layers)
     quality = measure(probes, classifiers, namer, sides, examples, checking)
     return TraitInstruments(as_, probes, classifiers, namer, quality, settings)
 
