@@ -44,7 +44,10 @@ def eval_consistency(
     threads: Threads = None,
     as_: Header = "user",
     cache: Annotated[
-        Path | None, typer.Option(help="Keep scores of turns here (JSONL), so that a killed run goes on.")
+        Path | None,
+        typer.Option(
+            help="Keep scores of turns here (JSONL), and the instruments beside it, so that a killed run goes on."
+        ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw expression by turn here: svg, png or pdf.")] = None,
     seed: Seed = 0,
@@ -73,7 +76,8 @@ def eval_consistency(
         pair_sets = _pair_sets(traits, pairs, found)
         lm = load_lm(model, device, dtype, threads=threads)
         with progress("making instruments", len(pair_sets)) as advance:
-            made = TraitInstruments.build(lm, pair_sets, as_=as_, progress=advance)
+            kept = cache.with_suffix(".instruments.safetensors") if cache else None
+            made = TraitInstruments.build(lm, pair_sets, as_=as_, cache=kept, progress=advance)
         with progress("reading turns", len({turn for dialogue in found for turn in dialogue.said})) as advance:
             expression = expression_of(score_dialogues(made, lm, found, cache, advance))
         for line in made.quality.lines:
@@ -148,7 +152,7 @@ def _print_consistency(found: Consistency) -> None:
         if not yardstick.calibrated:
             zero = f"above {yardstick.baseline}'s neutral dialogues" if yardstick.baseline else "raw"
             err.print(
-                f"{yardstick.trait}: {yardstick.neutral} neutral dialogues have enough turns, {LEAST_NEUTRAL} are needed; "
+                f"{yardstick.trait}: {yardstick.neutral} neutral dialogues have enough turns, of {LEAST_NEUTRAL} needed; "
                 f"expression is {zero}, the threshold {yardstick.threshold:g} and the tolerance "
                 f"{yardstick.tolerance:g} are defaults",
                 style="yellow", markup=False, highlight=False, soft_wrap=True,
