@@ -152,7 +152,7 @@ def _print_consistency(found: Consistency) -> None:
         if not yardstick.calibrated:
             zero = f"above {yardstick.baseline}'s neutral dialogues" if yardstick.baseline else "raw"
             err.print(
-                f"{yardstick.trait}: {yardstick.neutral} neutral dialogues have enough turns, of {LEAST_NEUTRAL} needed; "
+                f"{yardstick.trait}: {yardstick.neutral} long neutral dialogues of {LEAST_NEUTRAL} needed; "
                 f"expression is {zero}, the threshold {yardstick.threshold:g} and the tolerance "
                 f"{yardstick.tolerance:g} are defaults",
                 style="yellow", markup=False, highlight=False, soft_wrap=True,
