@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -43,7 +43,6 @@ from traitbasis.reading import Reader
 from traitbasis.trait_vector import read_safetensors, write_safetensors
 
 FORMAT = "traitbasis.instruments/1"  # changes when instruments made from the same pairs would be others
-DialogueId: TypeAlias = tuple[str, str, str, int, str]  # method, spec, task, trial, positions
 _CONTEXTS = 24  # read before their keys and values are freed, and what was found is written
 
 
@@ -87,9 +86,9 @@ class TraitInstruments:
     ) -> TraitInstruments:
         """Read all responses once and make the instruments.
 
-        cache: a file to take them from when it holds the same ones, and to write them to. progress: told 1 for every
-        trait read. Raises PairError for a trait without ``default``, ``extra`` or ``heldout`` pairs, or that is there
-        twice.
+        cache: of scores (``score_dialogues``); instruments are taken from a file beside it, or written there.
+        progress: told 1 for every trait read. Raises PairError for a trait without ``default``, ``extra`` or
+        ``heldout`` pairs, or that is there twice.
         """
         traits = [pair_set.trait for pair_set in pair_sets]
         if not traits or len(set(traits)) < len(traits):
@@ -106,7 +105,8 @@ class TraitInstruments:
             "as_": as_,
             "pairs": {pair_set.trait: file_hash(pair_set) for pair_set in pair_sets},
         }
-        if cache and (kept := _load(cache, settings)):
+        home = cache and cache.with_name(f"{cache.stem}-instruments-{_hash(settings)[:12]}.safetensors")
+        if home and (kept := _load(home, settings)):
             progress(len(traits))
             return kept
         reader, sides, training, checking = Reader(lm, as_), {}, {}, {}
@@ -120,8 +120,8 @@ class TraitInstruments:
             reader.forget()
             progress(1)
         found = _make(sides, training, checking, as_, len(lm.layers), settings)
-        if cache:
-            _save(found, cache)
+        if home:
+            _save(found, home)
         return found
 
     @property
@@ -135,7 +135,7 @@ class TraitInstruments:
     @cached_property
     def hash(self) -> str:
         """Identifies instruments: model, header, pairs and how they are made."""
-        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
+        return _hash(self.settings)
 
     def expression(self, states: Tensor) -> dict[str, dict[str, Tensor]]:
         """By trait and instrument ``(n,)`` of mean states ``(n, layers, d_model)``: 0 as neutral pairs, 1 as the
@@ -222,14 +222,9 @@ def names_of(scores: Sequence[TurnScore]) -> dict[str, float]:
     return {label: mean([score.names[label] for score in scores]) for label in scores[0].names} if scores else {}
 
 
-def expression_of(scores: Sequence[TurnScore], trait: str) -> float:
+def strength_of(scores: Sequence[TurnScore], trait: str) -> float:
     """Expression of a trait in a whole dialogue: mean over instruments and over the turns that say something."""
     return mean([mean(list(score.expression[trait].values())) for score in scores])
-
-
-def id_of(of: Dialogue | Judgment) -> DialogueId:
-    """Identifies a dialogue among those of several methods."""
-    return of.method, *of.key
 
 
 # ---- Reading
@@ -272,8 +267,7 @@ def _short(value: Tensor) -> float:
 
 def _key(made_by: str, item: tuple[Sequence[Turn], str]) -> str:
     context, text = item
-    told = [made_by, [[turn.speaker, turn.text] for turn in context], text]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return _hash([made_by, [[turn.speaker, turn.text] for turn in context], text])
 
 
 def _read_scores(path: Path) -> dict[str, TurnScore]:
@@ -325,6 +319,10 @@ def _make(
 
 
 # ---- On disk
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _save(instruments: TraitInstruments, path: Path) -> None:
