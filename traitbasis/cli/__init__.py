@@ -13,6 +13,7 @@ from traitbasis.cli import (  # noqa: F401  (they add their commands)
     eval_collect,
     eval_long,
     eval_realism,
+    eval_traits,
     evaluate,
     rephrase,
     report,
