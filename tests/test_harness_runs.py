@@ -41,8 +41,8 @@ from traitbasis.simulator import UserSimulator
 CONDITIONS = (UNSTEERED, "impatience-medium")
 TASKS = {"retail": tuple("0123"), "airline": ("0", "1")}
 
-# A driver that speaks the protocol and plays nothing. PLAN is a file that says what becomes of a task, by its id; without
-# it there it is solved. Every cell that is begun is written down in the file SEEN.
+# A driver that speaks the protocol and plays nothing. What becomes of a task stands in the file PLAN, by its id; others
+# are solved. Every cell that is begun is written down in the file SEEN.
 FAKE = """
 import json, os, sys, time
 settings = json.loads(sys.stdin.readline())
