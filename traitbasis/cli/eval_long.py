@@ -76,8 +76,7 @@ def eval_consistency(
         pair_sets = _pair_sets(traits, pairs, found)
         lm = load_lm(model, device, dtype, threads=threads)
         with progress("making instruments", len(pair_sets)) as advance:
-            kept = cache.with_suffix(".instruments.safetensors") if cache else None
-            made = TraitInstruments.build(lm, pair_sets, as_=as_, cache=kept, progress=advance)
+            made = TraitInstruments.build(lm, pair_sets, as_=as_, cache=cache, progress=advance)
         with progress("reading turns", len({turn for dialogue in found for turn in dialogue.said})) as advance:
             expression = expression_of(score_dialogues(made, lm, found, cache, advance))
         for line in made.quality.lines:
