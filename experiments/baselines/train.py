@@ -344,7 +344,8 @@ def _write_model(
     model.eval()
     model.save_pretrained(folder)
     lm.tokenizer.save_pretrained(folder)
-    tuned = prepare_model(name, model, lm.tokenizer)
+    # Read anew: the trainer has left its autocast on the forward of the one it trained.
+    tuned = prepare_model(name, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), lm.tokenizer)
     build_basis([extract(tuned, pair_set) for pair_set in pair_sets.values()]).save(folder / BASIS)
 
 
