@@ -16,12 +16,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 from typing import Any, Literal, Protocol
 
 from traitbasis.engines.base import Failure, as_engine_error
@@ -200,7 +201,7 @@ class Rephrased:
     @property
     def note(self) -> dict[str, Any]:
         """For the record: all but the text."""
-        found = {**asdict(self), "entities": list(self.entities)}
+        found = {**asdict(self), "entities": list(self.entities), "faults": dict(self.faults)}
         return {name: value for name, value in found.items() if name != "text" and value is not None}
 
 
@@ -351,13 +352,16 @@ class Settings:
             raise EvaluationError(f"meaning is {self.meaning}; it is a share, from 0 to 1")
 
 
-def rephrase_record(writer: Writer, record: Record, settings: Settings = Settings()) -> dict[str, Any]:
-    """A record with its user turns rewritten one after the other, each in the light of those before it."""
+def rephrase_record(
+    writer: Writer, record: Record, settings: Settings = Settings(), *, turns: _Turns | None = None
+) -> dict[str, Any]:
+    """A record with its user turns rewritten one after the other, each in the light of those before it. turns: keeps
+    those that are done."""
     found: list[Rephrased] = []
     said: list[tuple[str, str]] = []
     for number, (turn, reply) in enumerate(zip(record.turns, record.replies, strict=True)):
         agent = reply[:_LONGEST] or (NEXT if said else GREETING)
-        done = rephrase_turn(
+        done = (turns and turns.find(record, number)) or rephrase_turn(
             writer,
             turn,
             said,
@@ -367,6 +371,8 @@ def rephrase_record(writer: Writer, record: Record, settings: Settings = Setting
             meaning=settings.meaning,
             seed=digest_seed([settings.seed, record.id, number]),
         )
+        if turns:
+            turns.add(record, number, done)
         found.append(done)
         if done.status != "empty":
             said.append((agent, done.text))
@@ -384,32 +390,69 @@ def rephrase_file(
 ) -> list[dict[str, Any]]:
     """Rewrite records into a file of JSON lines, several at a time, and give them back in the records' order.
 
-    Each record is appended as soon as it is done; a run that was killed goes on where it was, and gives the same text.
-    At last the file is put into the records' order. done: told how many records were finished. Raises EvaluationError
-    when the file holds something else, and when the writer cannot be held to a pattern.
+    Each record is appended as soon as it is done, and what is done of the others is kept beside the file; a run that
+    was killed goes on where it was, and gives the same text. At last the file is put into the records' order. done:
+    told how many user turns were finished, from any thread. Raises EvaluationError when the file holds something else,
+    and when the writer cannot be held to a pattern.
     """
     if settings.constrain and not writer.can_constrain:
         raise EvaluationError("a model by URL cannot be held to a pattern; leave --constrain out, or use --model")
     header = json.loads(json.dumps(made_with(writer, settings)))
     finished = _finished(out, header, records)
-    done(len(finished))
+    done(sum(len(record.turns) for record in records if record.number in finished))
     left = [record for record in records if record.number not in finished]
     out.parent.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(max(1, min(writer.workers, len(left)))) as pool, out.open("a", encoding="utf-8") as file:
-        tasks = {pool.submit(rephrase_record, writer, record, settings): record for record in left}
+    turns = _Turns(out.with_name(f"{out.name}.turns"), header, done)
+    with ThreadPoolExecutor(max(1, min(writer.workers, len(left)))) as pool:
+        tasks = {pool.submit(rephrase_record, writer, record, settings, turns=turns): record for record in left}
         try:
             for task in as_completed(tasks):
                 finished[tasks[task].number] = task.result()
-                file.write(_line(task.result()))
-                file.flush()
-                os.fsync(file.fileno())
-                done(1)
+                _append(out, task.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     ordered = [finished[record.number] for record in records]
     write_whole(out, "".join(map(_line, ordered)))
+    turns.path.unlink(missing_ok=True)
     return ordered
+
+
+class _Turns:
+    """Finished turns of unfinished records, on disk: a small machine needs minutes for a record."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any], done: Callable[[int], None]) -> None:
+        self.path, self._done, self._lock = path, done, Lock()
+        self._found: dict[tuple[int, str, int], Rephrased] = {}
+        lines = path.read_text("utf-8", "replace").split("\n")[:-1] if path.is_file() else []
+        if lines and lines[0] + "\n" == _line(header):
+            for line in lines[1:]:
+                with suppress(ValueError, TypeError, LookupError):  # two pieces of lines that a kill cut off
+                    turn = json.loads(line)
+                    self._found[turn["record"], turn["source"], turn["turn"]] = Rephrased(**turn["done"])
+        write_whole(path, _line(header))
+        for key, turn in self._found.items():
+            self._write(key, turn)
+
+    def find(self, record: Record, number: int) -> Rephrased | None:
+        return self._found.get((record.number, record.digest, number))
+
+    def add(self, record: Record, number: int, turn: Rephrased) -> None:
+        key = (record.number, record.digest, number)
+        with self._lock:
+            if key not in self._found:
+                self._write(key, turn)
+            self._done(1)
+
+    def _write(self, key: tuple[int, str, int], turn: Rephrased) -> None:
+        _append(self.path, {**dict(zip(("record", "source", "turn"), key, strict=True)), "done": asdict(turn)})
+
+
+def _append(path: Path, line: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(_line(line))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _line(record: Mapping[str, Any]) -> str:
@@ -432,7 +475,7 @@ def _finished(out: Path, header: Mapping[str, Any], records: Sequence[Record]) -
     data = out.read_bytes()
     whole = data.rfind(b"\n") + 1
     found, sources = {}, {record.number: record.digest for record in records}
-    for number, line in enumerate(data[:whole].decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(data[:whole].decode("utf-8", "replace").split("\n")[:-1], 1):
         try:
             record = json.loads(line)
             note = record["traitbasis"]

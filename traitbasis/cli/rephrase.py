@@ -102,7 +102,8 @@ def _rephrase(writer: Writer, records: list[Record], path: Path, settings: Setti
     from traitbasis.rephrase import made_with, rephrase_file
     from traitbasis.static_turns import read_records
 
-    with progress(f"records, {writer.spec or 'unsteered'}", len(records)) as advance:
+    turns = sum(len(record.turns) for record in records)
+    with progress(f"turns, {writer.spec or 'unsteered'}", turns) as advance:
         rephrase_file(writer, records, path, settings, done=advance)
     found = audit(records, read_records(path, records[0].form if records[0].form != "text" else None))
     _show(f"{writer.spec or 'unsteered'}: {path}", found)
