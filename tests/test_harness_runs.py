@@ -223,7 +223,9 @@ def test_a_line_that_a_kill_cut_off_is_played_again(tmp_path: Path) -> None:
 def test_another_run_is_refused_and_named(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     with RunFile(path, a_run()):
-        pass
+        assert path.read_text().startswith('{"format": "traitbasis.run/1", ')
+    with RunFile(path, a_run(user={**a_run().user, "url": "http://elsewhere"}, price={"in": 1, "out": 2})):
+        pass  # the same user, reached elsewhere
     for other in ({"seed": 1}, {"max_steps": 7}, {"user": {"basis": "another"}}, {"tasks": {"retail": ("0",)}}):
         with pytest.raises(HarnessError, match=next(iter(other))):
             RunFile(path, a_run(**other))

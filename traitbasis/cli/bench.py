@@ -248,7 +248,7 @@ def _bench(
             seed=seed,
             max_steps=max_steps,
             versions={"traitbasis": __version__, **{k: ready[k] for k in ("python", "litellm")}},
-            command=shlex.join(["traitbasis", *sys.argv[1:]]),
+            command=without_password(shlex.join(["traitbasis", *sys.argv[1:]])),
             **more,
         )
         with RunFile(path, header) as file:

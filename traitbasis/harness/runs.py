@@ -20,9 +20,9 @@ from filelock import FileLock, Timeout
 
 from traitbasis.errors import HarnessError
 from traitbasis.files import write_whole
-from traitbasis.outcomes import Cell, Episode, Header, Tokens, read_run
+from traitbasis.outcomes import FORMAT, Cell, Episode, Header, Tokens, read_run
 
-# How a run was asked for, and what it costs: no other episodes come of it.
+# How a run was asked for, where the two sides were reached, and what it costs: no other episodes come of it.
 _NO_SETTINGS = {"command", "price"}
 
 
@@ -50,15 +50,15 @@ class RunFile:
     def _there(self) -> dict[Cell, Episode]:
         path = self.path
         if not path.is_file() or not path.stat().st_size:
-            write_whole(path, self.header.model_dump_json(exclude_unset=True) + "\n")
+            said = {"format": FORMAT, **self.header.model_dump(mode="json", exclude_unset=True)}
+            write_whole(path, json.dumps(said, ensure_ascii=False) + "\n")
             return {}
         whole = path.read_bytes().rfind(b"\n") + 1
         if whole and whole < path.stat().st_size:  # a line that a kill cut off
             os.truncate(path, whole)
         run = read_run(path)
-        found, asked = (header.model_dump(mode="json") for header in (run.header, self.header))
-        settings = sorted((found.keys() | asked.keys()) - _NO_SETTINGS)
-        if different := [name for name in settings if found.get(name) != asked.get(name)]:
+        found, asked = (_settings(header) for header in (run.header, self.header))
+        if different := sorted(name for name in found.keys() | asked.keys() if found.get(name) != asked.get(name)):
             was = "; ".join(f"{n} was {found.get(n)!r:.200} and is {asked.get(n)!r:.200}" for n in different)
             raise HarnessError(
                 f"{path} is a run with other settings ({was}); go on with those, or write elsewhere with --out"
@@ -170,6 +170,11 @@ def tally(header: Header, episodes: Iterable[Episode]) -> dict[tuple[str, str], 
         for key in ((episode.condition, episode.domain), ("", "")):
             counted[key].add(episode)
     return counted
+
+
+def _settings(header: Header) -> dict[str, Any]:
+    said = header.model_dump(mode="json", exclude=_NO_SETTINGS)
+    return said | {side: {k: v for k, v in said[side].items() if k != "url"} for side in ("agent", "user")}
 
 
 def _sum(one: Tokens, two: Tokens | None) -> Tokens:
