@@ -2,8 +2,9 @@
 
 It follows tau-trait's ``Agent`` interface. Of the arguments of the gold actions, those that occur in the task's
 instruction are *facts*: the customer has to say them, in any of their forms and in any message, before the oracle uses
-them. What only the database knows is free to it. So its success under a user is the most that any agent could have had,
-and what is missing to 1 is the user's doing: facts withheld or changed, a stop too early, or none at all.
+them. What only the database knows is free to it. So what its success under a user lacks to 1 is the user's own doing:
+facts withheld or changed, a stop too early, or none at all. (An estimate: it takes words as they stand, where an agent
+might infer; and it asks for no items, which have no literal value in an instruction.)
 
 It asks for what is missing one thing at a time, confirms, performs the gold actions with the environment's own tools,
 says what the task wants said, and answers until the user stops. When a fact that the outcome depends on is not told in
