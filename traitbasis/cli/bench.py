@@ -36,7 +36,10 @@ UserModel = Annotated[
         "plus; for the unsteered user nothing, and 'neutral'."
     ),
 ]
-Traits = Annotated[str, typer.Option(help="Traits, with commas; all: those that the server can steer.")]
+Traits = Annotated[
+    str,
+    typer.Option(help="Traits, with commas; all: those that the server can steer; '' for mixes or the baseline alone."),
+]
 Levels = Annotated[str, typer.Option(help="Levels of each trait and mix, with commas: low, medium, high.")]
 Mixes = Annotated[str, typer.Option(help="Mixes, with commas: impatience+skeptical, or with levels of their own.")]
 Baseline = Annotated[bool, typer.Option("--baseline/--no-baseline", help="The unsteered user, too.")]
@@ -347,7 +350,7 @@ def _conditions(user: User, traits: list[str], levels: list[str], mixes: list[st
     if not levels:
         raise typer.BadParameter("--levels is empty; it takes low, medium, high, with commas")
     if traits == ["all"]:
-        traits = [] if mixes else user.traits()
+        traits = user.traits()
     try:
         return read_conditions(traits, levels, mixes, neutral=baseline)
     except EvaluationError as error:
