@@ -23,10 +23,11 @@ from typer.testing import CliRunner, Result
 from traitbasis import cli
 from traitbasis.entity_audit import audit
 from traitbasis.errors import EvaluationError, OverLimitError, RequestError, TraitSpecError
+from traitbasis.grammar import text_grammar
 from traitbasis.metrics.entities import entities, in_order, invented, kept
 from traitbasis.metrics.rewording import fault, returned
 from traitbasis.model import LanguageModel
-from traitbasis.rephrase import FORMAT, LocalWriter, Settings, _pattern, rephrase_file, rephrase_turn
+from traitbasis.rephrase import FORMAT, LocalWriter, Settings, _literal, _pattern, rephrase_file, rephrase_turn
 from traitbasis.simulator import UserSimulator
 from traitbasis.static_turns import read_records
 
@@ -336,6 +337,22 @@ def test_constrained_text_is_steered(noise: UserSimulator) -> None:
     }
     assert said["impatience"] != said["off"]
     assert all(re.fullmatch(r".*'final_report\.pdf'.*'temp' directory.*", text) for text in said.values())
+
+
+@pytest.mark.parametrize("said", ["/home/x", "C:\\new", "50% (net)", "a/b\\c", "Größe ☕", "1e5", '{"a": [1]}'])
+def test_text_by_a_pattern_is_that_text_and_nothing_else(lm: LanguageModel, said: str) -> None:
+    guide, ids = text_grammar(lm.tokenizer, _literal(said)).guide([2], silent=False), list[int]()
+    while not guide.done:
+        allowed = guide.allowed()
+        assert allowed is not None and allowed.sum() == 1  # a token is a byte, and no other one is in the pattern
+        ids.append(int(allowed.nonzero()))
+        guide.take(ids[-1])
+    assert lm.tokenizer.decode([i for i in ids if i != 2]) == said and not guide.silent
+
+
+def test_a_pattern_that_is_none_is_refused(lm: LanguageModel) -> None:
+    with pytest.raises(RequestError, match="the pattern cannot be used"):
+        text_grammar(lm.tokenizer, "(a")
 
 
 # --- a file -----------------------------------------------------------------------------------------------------------

@@ -125,7 +125,8 @@ class Grammar:
         """Forget what the shared lexer has learned: it is bounded, and full it fails for everybody."""
         compiled = LLMatcher(self.vocabulary.tokens, self._source, log_level=0, limits=_LIMITS)
         if compiled.is_error():
-            raise RequestError(f"the JSON schema cannot be used: {_reason(compiled)}")
+            what = "pattern" if self.text else "JSON schema"
+            raise RequestError(f"the {what} cannot be used: {_reason(compiled)}")
         self._compiled = compiled
 
 

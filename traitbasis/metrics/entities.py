@@ -8,8 +8,11 @@ value: ``1,000`` is ``1000``, ``$5`` is ``5 dollars``, ``twenty`` is ``20``, ``N
 
 What the rules do not see: a name that opens a sentence and is one word (``Elizabeth seeks ...``), a name or a file that
 is written as a plain word, ordinals as words (``the second one``), relative amounts (``twice``, ``half``), and which
-entity belongs to what. How many they find is measured on two sets labelled by hand, ``tests/data/entities.yaml``;
-``docs/rephrasing.md`` has the figures.
+entity belongs to what.
+
+Measured on two sets labelled by hand before the rules had seen them (``tests/data/entities.yaml``): on 45 turns of BFCL
+precision 0.99 and recall 0.97, the rules having been made on others; on 60 sentences of all sorts 0.91 and 0.82, and
+0.92 and 0.85 since two rules were mended for what those showed.
 """
 
 from __future__ import annotations
