@@ -35,16 +35,17 @@ class Finding:
     def label(self, traits: Iterable[str]) -> str:
         """The one of `traits` that is named, the strongest where there is one; else "none" or "several"."""
         levels = {trait: rank(self.named[trait]) for trait in traits if trait in self.named}
-        top = [trait for trait, level in levels.items() if level == max(levels.values())]
-        return top[0] if len(top) == 1 else SEVERAL if levels else NONE
+        if len(levels) > 1 and min(levels.values()) > 0:
+            levels = {trait: level for trait, level in levels.items() if level == max(levels.values())}
+        return next(iter(levels), NONE) if len(levels) < 2 else SEVERAL
 
 
 Findings: TypeAlias = Mapping[Side, Finding]
 
 
 def rank(level: str) -> float:
-    """1, 2, 3 for low, medium, high; nan for ``present``."""
-    return LEVELS.index(level) + 1.0 if level in LEVELS else math.nan
+    """1, 2, 3 for low, medium, high; 0 for ``present``, which says nothing of how much."""
+    return LEVELS.index(level) + 1.0 if level in LEVELS else 0.0
 
 
 def asked_of(
@@ -89,7 +90,7 @@ def judged_findings(judgments: Iterable[Judgment]) -> dict[str, Findings]:
     """Findings by rater. A trait that is not named has strength 0."""
     found: dict[str, dict[Side, Finding]] = defaultdict(dict)
     for judgment in judgments:
-        strength = {trait: rank(level) for trait, level in judgment.traits.items()}
+        strength = {trait: rank(level) or math.nan for trait, level in judgment.traits.items()}
         found[judgment.rater][judgment.method, judgment.key] = Finding(judgment.traits, defaultdict(float, strength))
     return dict(found)
 
