@@ -217,7 +217,7 @@ def test_the_quality_of_a_tiny_models_instruments_is_stated_and_shuffled_labels_
         name: set(TRAITS) for name in ("probe", "classifier", "namer")
     }
     assert min(value for by_trait in found.auc.values() for value in by_trait.values()) > 0.8
-    assert all(abs(value - 0.5) < 0.12 for value in found.shuffled_auc.values())
+    assert all(abs(value - 0.5) < 0.15 for value in found.shuffled_auc.values())
     assert found.chance == 0.25 and found.accuracy > 0.7 and abs(found.shuffled_accuracy - 0.25) < 0.12
     assert 0 < found.threshold < 1
     assert "shuffled" in "\n".join(found.lines) and "stuffed" in "\n".join(found.lines)
@@ -276,7 +276,8 @@ def test_instruments_are_kept_beside_the_scores_and_others_are_not_taken_for_the
         with pytest.raises(AssertionError):
             TraitInstruments.build(tiny, pair_sets[1:], cache=cache)
     states = torch.randn(3, 4, 32)
-    assert torch.equal(two.names(states), again.names(states)) and two.quality == again.quality
+    assert torch.equal(two.names(states), again.names(states))
+    assert two.quality == again.quality and two.quality.lines == again.quality.lines
     for trait, by_name in two.expression(states).items():
         for name, values in by_name.items():
             torch.testing.assert_close(values, again.expression(states)[trait][name])

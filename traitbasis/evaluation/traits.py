@@ -331,7 +331,7 @@ def _save(instruments: TraitInstruments, path: Path) -> None:
     tensors |= {f"classifier.{trait}": c.weights for trait, c in instruments.classifiers.items()}
     told = {
         "settings": instruments.settings,
-        "quality": asdict(instruments.quality),
+        "quality": json.dumps(asdict(instruments.quality)),  # as text, which keeps the order
         "namer": [instruments.labels, instruments.namer.layer],
         "probes": {t: [p.layer, p.offset, p.auc] for t, p in instruments.probes.items()},
         "classifiers": {t: [c.layer, c.offset, c.auc, c.auc_others] for t, c in instruments.classifiers.items()},
@@ -363,4 +363,4 @@ def _load(path: Path, settings: Mapping[str, Any]) -> TraitInstruments | None:
     }
     labels, layer = told["namer"]
     namer = Namer(tuple(labels), layer, tensors["namer.weights"], tensors["namer.bias"])
-    return TraitInstruments(as_, probes, classifiers, namer, Quality(**told["quality"]), settings)
+    return TraitInstruments(as_, probes, classifiers, namer, Quality(**json.loads(told["quality"])), settings)
