@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Two OpenMP threads on a busy two-core machine run ten times slower than one.
-test test-harnesses fuzz check dose-table saturation selection-table vectors bench soak: export OMP_NUM_THREADS ?= 1
+test test-harnesses fuzz check dose-table saturation selection-table vectors bench soak paper-table data-efficiency drop-table: export OMP_NUM_THREADS ?= 1
 # litellm asks the network for prices at import otherwise.
 test: export LITELLM_LOCAL_MODEL_COST_MAP = True
 
-.PHONY: demo test test-harnesses fuzz check format dose-table saturation selection-table vectors notebook bench soak clean
+.PHONY: demo test test-harnesses fuzz check format dose-table saturation selection-table vectors notebook bench soak \
+	paper-table data-efficiency drop-table clean
 
 demo: $(VENV)/.core
 	$(BIN)/traitbasis demo
@@ -45,6 +46,18 @@ saturation: $(VENV)/.core
 # The chosen layers and doses on tasks that the choice never saw, against a prompt, a random direction and the middle layer.
 selection-table: $(VENV)/.core
 	$(BIN)/python experiments/selection.py
+
+# The paper's four dimensions and conduct, for every method, by model-free instruments. Goes on when killed.
+paper-table: $(VENV)/.test
+	$(BIN)/python experiments/paper_table.py
+
+# Fidelity of SFT and LoRA by the number of samples, beside steering.
+data-efficiency: $(VENV)/.test
+	$(BIN)/python experiments/data_efficiency.py
+
+# What steered users cost scripted agents in tau-trait, beside the noise floor.
+drop-table: $(VENV)/.test
+	$(BIN)/python experiments/drop_table.py
 
 # What ships for the embedded model: vectors, layers and doses, the calibrated basis, leakage. About an hour on 2 cores.
 vectors: $(VENV)/.core

@@ -37,7 +37,8 @@ def main(
     turns: Annotated[int, typer.Option(min=1, help="Customer turns of a dialogue.")] = 3,
     max_tokens: Annotated[int, typer.Option(min=8, help="Longest customer turn.")] = 48,
     seed: Annotated[int, typer.Option(help="Of seeds and random directions.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="Of training, serving and reading.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="Trainings at the same time.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="Of each training, and (times jobs) of serving and reading.")] = 1,
     serve_options: Annotated[str, typer.Option(help="More for traitbasis serve.")] = "--dtype bfloat16",
     concurrency: Annotated[int, typer.Option(min=1, help="Dialogues held at the same time.")] = 24,
     folder: Annotated[Path, typer.Option(help="Where the work lies.")] = HERE / "results" / "data_efficiency",
@@ -55,19 +56,19 @@ def main(
     )
     serving: dict[str, Any] = {
         "trials": 1, "seed": seed, "max_tokens": max_tokens, "concurrency": concurrency, "model": model,
-        "options": (*serve_options.split(), "--threads", str(threads)),
+        "options": (*serve_options.split(), "--threads", str(threads * jobs)),
     }  # fmt: skip
     found: dict[tuple[str, int], dict[str, Any]] = {}
     trainings: dict[str, Any] = {}
     for size in (0, *counts):  # 0: those that are not trained
         here = folder / str(size)
         if size:
-            train(here, model, names, size, size, threads)
+            train(here, model, names, size, size, threads, jobs)
             records = sorted((here / "models").rglob("train.json"))
             trainings |= {f"{size}/{path.parent.name}": _losses(path) for path in records}
         for method in ("sft", "lora") if size else ("steered", "prompted"):
             files = hold(method, every, known, known[:tasks], here / "dialogues", **serving)
-            found[method, size] = _fidelity(here, method, files, model, names, threads)
+            found[method, size] = _fidelity(here, method, files, model, names, threads * jobs)
             print(f"{method}, {size} samples: {shown(found[method, size]['of_traits'])}", flush=True)
     rows = [{"method": method, "samples": size or None, **row} for (method, size), row in found.items()]
     made_by = {"command": "python experiments/data_efficiency.py", "settings": settings, "versions": versions()}

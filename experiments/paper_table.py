@@ -126,7 +126,9 @@ def _file(folder: Path, method: Method, one: Collection, traits: Condition) -> P
     return folder / one.name / f"{method}{name}.jsonl"
 
 
-def train(folder: Path, model: str, traits: Sequence[str], samples: int, adapter_samples: int, threads: int) -> None:
+def train(
+    folder: Path, model: str, traits: Sequence[str], samples: int, adapter_samples: int, threads: int, jobs: int
+) -> None:
     """SFT and LoRA by the commands of ``experiments.baselines``; what is trained already is left."""
     baselines = [sys.executable, "-m", "experiments.baselines"]
     names, home = ",".join(traits), folder / "models"
@@ -137,8 +139,13 @@ def train(folder: Path, model: str, traits: Sequence[str], samples: int, adapter
     if not data.is_file():
         run([*baselines, "data", "--source", "pairs", "--samples", str(lines), "--traits", names,
               "--prompt", "dialogue", "--out", str(data)], folder / "data.log")  # fmt: skip
-    run([*baselines, "sft", "--samples", str(samples), *where], folder / "sft.log")
-    run([*baselines, "lora", "--samples", str(adapter_samples), "--traits", names, *where], folder / "lora.log")
+    tuning = {
+        "sft": [*baselines, "sft", "--samples", str(samples), *where],
+        "lora": [*baselines, "lora", "--samples", str(adapter_samples), "--traits", names, *where],
+    }
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in [pool.submit(run, command, folder / f"{name}.log") for name, command in tuning.items()]:
+            done.result()
 
 
 def measure(folder: Path, model: str, traits: Sequence[str], threads: int) -> dict[str, Any]:
@@ -232,11 +239,11 @@ def main(
     trials: Annotated[int, typer.Option(min=1, help="Dialogues of each task and condition.")] = 1,
     turns: Annotated[int, typer.Option(min=10, help="Customer turns of a whole dialogue.")] = 10,
     max_tokens: Annotated[int, typer.Option(min=8, help="Longest customer turn.")] = 48,
-    train_samples: Annotated[int, typer.Option(min=4, help="For SFT.")] = 256,
-    adapter_samples: Annotated[int, typer.Option(min=4, help="For each LoRA adapter.")] = 64,
+    train_samples: Annotated[int, typer.Option(min=4, help="For SFT.")] = 192,
+    adapter_samples: Annotated[int, typer.Option(min=4, help="For each LoRA adapter.")] = 32,
     seed: Annotated[int, typer.Option(help="Of seeds and random directions.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Methods that are served at the same time.")] = 2,
-    threads: Annotated[int, typer.Option(min=1, help="Of each server, and of the training and the reading.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Trainings, and servers, at the same time.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="Of each training, and (times jobs) of the reading.")] = 1,
     serve_options: Annotated[str, typer.Option(help="More for traitbasis serve.")] = "--dtype bfloat16 --threads 1",
     concurrency: Annotated[int, typer.Option(min=1, help="Dialogues held at the same time with one server.")] = 24,
     folder: Annotated[Path, typer.Option(help="Where the work lies.")] = HERE / "results" / "paper_table",
@@ -255,7 +262,7 @@ def main(
     clock = Clock(folder / "seconds.json")
 
     begun = time.monotonic()
-    train(folder, model, names, train_samples, adapter_samples, threads * jobs)
+    train(folder, model, names, train_samples, adapter_samples, threads, jobs)
     clock("training", time.monotonic() - begun)
     begun = time.monotonic()
     options = tuple(serve_options.split())
