@@ -63,10 +63,10 @@ def training_task(number: int, seed: int = 0) -> TrainingTask:
     instruction = say(f"You are {{name}}, a customer of {{company}}. {situation['told']}")
     context = [Turn("system", instruction), Turn("agent", say(rng.choice(templates["greetings"])))]
     if moment != "first":
-        context += [Turn("customer", situation["opener"]), Turn("agent", say(rng.choice(templates["asks"])))]
+        context += [Turn("customer", say(situation["opener"])), Turn("agent", say(rng.choice(templates["asks"])))]
     if moment not in ("first", "number"):
         latest = rng.choice(templates["waits"]) if moment == "wait" else situation[moment]
-        context += [Turn("customer", known["number"]), Turn("agent", latest)]
+        context += [Turn("customer", known["number"]), Turn("agent", say(latest))]
     return TrainingTask(
         id=f"task-{seed}-{number}",
         domain=template["domain"],

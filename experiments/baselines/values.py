@@ -39,6 +39,7 @@ def values(text: str) -> set[str]:
     found |= {f"{month} {int(day)}" for day, month in _DAY_FIRST.findall(text)}
     found |= set(_EMAIL.findall(text))
     tokens = (token.strip(".,:;!?()\"'$").removesuffix("'s") for token in re.split(r"[\s/]+", text))
+    found |= set(re.findall(r"[0-9]{3,}", text))  # of HM-9356, the number too
     return found | {token for token in tokens if len(token) > 2 and any(c.isdigit() for c in token)}
 
 
