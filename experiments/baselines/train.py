@@ -232,8 +232,9 @@ def load_base(name: str, device: str = "auto", weights: str = "float32") -> Lang
 
     Raises ModelError when there is none.
     """
-    transformers_logging.disable_progress_bar()
     source = str(embedded.fetch(name)) if name in embedded.EMBEDDED else name
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[weights])
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -241,6 +242,9 @@ def load_base(name: str, device: str = "auto", weights: str = "float32") -> Lang
         raise ModelError(
             f"cannot load model {name!r} to train it: {str(error).strip() or type(error).__name__}"
         ) from error
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     name = name if name in embedded.EMBEDDED or not Path(name).is_dir() else Path(name).resolve().name
