@@ -83,7 +83,8 @@ def test_a_customer_who_tells_nothing_fails_exactly_the_tasks_that_need_it(tmp_p
         failed = {task for (name, task), episode in episodes.items() if name == domain and episode["reward"] != 1.0}
         needed = _changes(domain, third[domain])
         assert failed == needed and 0 < len(needed) < len(third[domain])
-    assert {episode["ended"] for episode in episodes.values()} == {"agent"}
+    # What needs no fact is done, and such a customer does not say that it is content: the steps run out.
+    assert {episode["ended"] for episode in episodes.values()} <= {"agent", "max_steps"}
 
 
 def test_a_customer_who_leaves_before_it_is_done_fails_the_task(tmp_path: Path) -> None:
