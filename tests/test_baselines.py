@@ -206,9 +206,9 @@ def test_training_tasks_differ_and_share_no_value_with_an_evaluation():
     month_first = set(re.findall(r"\b[A-Z][a-z]+ [0-9]{1,2}\b", EVALUATED))
     day_first = {f"{month} {day}" for day, month in re.findall(r"\b([0-9]{1,2}) ([A-Z][a-z]+)\b", EVALUATED)}
     assert len(dates) > 50 and not dates & (month_first | day_first)
-    people = {f"{first} {last}" for first in tasks.names()["first"] for last in tasks.names()["last"]}
-    assert not any(person in EVALUATED for person in people)
-    assert not any(re.search(rf"\b{company}\b", EVALUATED) for company in tasks.names()["company"])
+    for names in tasks.names().values():
+        assert len(names) > 25
+        assert not any(re.search(rf"\b{name}\b", EVALUATED) for name in names)
 
 
 def test_every_fact_that_is_asked_for_stands_in_the_instruction():
@@ -464,10 +464,6 @@ def ask(endpoint, traits):
 def test_a_tuned_model_is_served_and_answers(home):
     traits = {"impatience": "high"}
     with serve.served("sft", home, [traits]) as endpoints:
-        (endpoint,) = endpoints  # all conditions at one endpoint
-        with pytest.raises(httpx.HTTPError):
-            ask(endpoint, traits)  # which is gone when the next one is asked for
-    with serve.served("sft", home, [traits]) as endpoints:
         endpoint = next(endpoints)
         assert endpoint.model(traits) == "prompted-impatience-high" and endpoint.model({}) == "prompted-neutral"
         for asked in (traits, {}):
@@ -476,6 +472,9 @@ def test_a_tuned_model_is_served_and_answers(home):
             tuned = train.read_record(home / "sft")["tuned_fingerprint"]
             assert answer["traitbasis"]["model_fingerprint"] == tuned
             assert answer["traitbasis"]["traits"] == {}
+        assert next(endpoints, None) is None  # one endpoint for all conditions
+        with pytest.raises(httpx.ConnectError):
+            ask(endpoint, traits)  # and it is gone
 
 
 def test_each_method_starts_the_server_with_what_it_needs(home, monkeypatch):
@@ -512,8 +511,8 @@ def test_each_method_starts_the_server_with_what_it_needs(home, monkeypatch):
 
 def test_a_server_that_does_not_start_shows_its_log(home, tmp_path):
     with (
-        serve.served("unsteered", tmp_path, [{}], model=str(home / "none")) as endpoints,
-        pytest.raises(EvaluationError, match=r"did not start:\n.*no model folder"),
+        serve.served("unsteered", tmp_path, [{}], model=str(home / "tiny"), options=["--fast"]) as endpoints,
+        pytest.raises(EvaluationError, match=r"(?s)did not start:.*No such option.*--fast"),
     ):
         next(endpoints)
 
