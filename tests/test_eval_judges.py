@@ -34,6 +34,7 @@ from traitbasis.evaluation.judges import (
     traits_prompt,
 )
 from traitbasis.evaluation.judgments import (
+    Judgment,
     Verdict,
     side_of,
 )
@@ -41,7 +42,6 @@ from traitbasis.evaluation.realism import (
     pairs_of,
     realism,
 )
-from traitbasis.evaluation.traits import Judgment
 
 
 @pytest.fixture(scope="module")

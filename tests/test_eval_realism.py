@@ -34,6 +34,7 @@ from traitbasis.evaluation import discriminator
 from traitbasis.evaluation.discriminator import discriminate, hand_written, read_reference, read_turns
 from traitbasis.evaluation.judgments import (
     AnyJudgment,
+    Judgment,
     Kind,
     Preference,
     Verdict,
@@ -60,7 +61,6 @@ from traitbasis.evaluation.realism import (
     score,
 )
 from traitbasis.evaluation.sheets import Sheet
-from traitbasis.evaluation.traits import Judgment
 from traitbasis.metrics.agreement import krippendorff_alpha
 from traitbasis.model import LanguageModel
 from traitbasis.pairs import load_pairs

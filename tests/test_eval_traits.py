@@ -29,7 +29,7 @@ from traitbasis.evaluation.findings import (
     named_findings,
     present_findings,
 )
-from traitbasis.evaluation.judgments import Side, side_of, write_judgments
+from traitbasis.evaluation.judgments import Judgment, Side, side_of, write_judgments
 from traitbasis.evaluation.namer import (
     Namer,
     balanced_accuracy,
@@ -39,7 +39,6 @@ from traitbasis.evaluation.namer import (
 )
 from traitbasis.evaluation.stuffing import CHECKING, TRAINING, stuffed_turns
 from traitbasis.evaluation.traits import (
-    Judgment,
     TraitInstruments,
     TurnScore,
     names_of,

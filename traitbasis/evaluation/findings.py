@@ -10,9 +10,9 @@ from typing import Literal, TypeAlias
 
 from traitbasis.dialogues import Dialogue
 from traitbasis.errors import EvaluationError
-from traitbasis.evaluation.judgments import LEVELS, Side, judged, side_of
+from traitbasis.evaluation.judgments import LEVELS, Judgment, Side, judged, side_of
 from traitbasis.evaluation.namer import NONE
-from traitbasis.evaluation.traits import Judgment, TurnScore, names_of, strength_of
+from traitbasis.evaluation.traits import TurnScore, names_of, strength_of
 
 NAMER = "namer"  # the package's own rater
 SEVERAL = "several"  # named where one was asked for

@@ -21,9 +21,8 @@ from typing import Any, cast, get_args
 
 from traitbasis.dialogues import Dialogue
 from traitbasis.errors import JudgeError
-from traitbasis.evaluation.judgments import LEVELS, Choice, Course, Preference, Verdict, shown, side_of
+from traitbasis.evaluation.judgments import LEVELS, Choice, Course, Judgment, Preference, Verdict, shown, side_of
 from traitbasis.evaluation.realism import Pair, both_orders, say_the_same
-from traitbasis.evaluation.traits import Judgment
 from traitbasis.metrics.judge import JudgeModel, as_material, read_objects
 
 COURSES: Mapping[Course, str] = {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
+from typing import Any, Literal, TypeAlias, get_args, overload
 
 import numpy as np
 
@@ -23,9 +23,6 @@ from traitbasis.files import write_whole
 from traitbasis.metrics.agreement import Level, krippendorff_alpha
 from traitbasis.metrics.estimate import Estimate, over_tasks
 
-if TYPE_CHECKING:
-    from traitbasis.evaluation.traits import Judgment
-
 FORMAT = "traitbasis.judgments/1"
 LEVELS = ("low", "medium", "high")
 Kind = Literal["fidelity", "composability", "consistency", "realism"]
@@ -33,6 +30,20 @@ Key: TypeAlias = tuple[str, str, int, str]  # of a dialogue within its method: s
 Side: TypeAlias = tuple[str, Key]  # a dialogue: method and key
 Course = Literal["fade", "stable", "escalate", "absent"]
 Choice = Literal["first", "second", "tie"]
+
+
+@dataclass(frozen=True)
+class Judgment:
+    """Which traits one rater (an instrument, a judge, a person) finds in a dialogue's customer.
+
+    method, key: of the dialogue (``Dialogue.key``). traits: level (``low``, ``medium``, ``high``, or ``present`` where
+    none is said) by named trait; empty when the customer shows none.
+    """
+
+    method: str
+    key: Key
+    rater: str
+    traits: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,7 @@ class Preference:
         return self.first[1][1]
 
 
-AnyJudgment: TypeAlias = "Judgment | Verdict | Preference"
+AnyJudgment: TypeAlias = Judgment | Verdict | Preference
 
 
 def write_judgments(path: Path, kind: Kind, judgments: Sequence[AnyJudgment], made_by: Mapping[str, Any]) -> Path:
@@ -257,8 +268,6 @@ def _record(kind: Kind, line: dict[str, Any]) -> AnyJudgment:
         if line["verdict"] not in get_args(Course):
             raise ValueError(f"verdict is {line['verdict']!r}")
         return Verdict(**line)
-    from traitbasis.evaluation.traits import Judgment  # it needs torch, which the other kinds do not
-
     return Judgment(**line)
 
 

@@ -33,6 +33,7 @@ from traitbasis.evaluation.judges import COURSES
 from traitbasis.evaluation.judgments import (
     AnyJudgment,
     Choice,
+    Judgment,
     Kind,
     Preference,
     Side,
@@ -44,7 +45,6 @@ from traitbasis.evaluation.judgments import (
     side_of,
 )
 from traitbasis.evaluation.realism import pairs_of, say_the_same
-from traitbasis.evaluation.traits import Judgment
 from traitbasis.files import write_whole
 from traitbasis.votes import folded, read_rows
 

@@ -46,20 +46,6 @@ FORMAT = "traitbasis.instruments/1"  # changes when instruments made from the sa
 _CONTEXTS = 24  # read before their keys and values are freed, and what was found is written
 
 
-@dataclass(frozen=True)
-class Judgment:
-    """Which traits one rater (an instrument, a judge, a person) finds in a dialogue's customer.
-
-    method, key: of the dialogue (``Dialogue.key``). traits: level (``low``, ``medium``, ``high``, or ``present`` where
-    none is said) by named trait; empty when the customer shows none.
-    """
-
-    method: str
-    key: tuple[str, str, int, str]
-    rater: str
-    traits: Mapping[str, str]
-
-
 @dataclass(frozen=True, eq=False)
 class TraitInstruments:
     """The instruments of several traits on one model.
