@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from traitbasis import cli
 from traitbasis.dialogues import FORMAT, Dialogue, DialogueTurn
 from traitbasis.errors import EvaluationError, HarnessError, ReportError
-from traitbasis.evaluation.conduct import DEFINITIONS, PARTS, Conduct, Group, conduct, conduct_of, mean_over_tasks
+from traitbasis.evaluation.conduct import DEFINITIONS, PARTS, Conduct, Group, conduct, conduct_of
 from traitbasis.evaluation.consistency import (
     ALL,
     INSTRUMENTS,
@@ -39,7 +39,7 @@ from traitbasis.evaluation.wording import (
     opens_with_an_order,
     polite_markers,
 )
-from traitbasis.metrics.estimate import mean, over_tasks
+from traitbasis.metrics.estimate import mean, mean_over_tasks, over_tasks
 from traitbasis.plots import alt_text
 
 STOP = "###STOP###"

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from traitbasis.metrics.estimate import Estimate, draw_tasks, percentiles
+from traitbasis.metrics.estimate import Estimate, draw_tasks, mean, percentiles
 from traitbasis.outcomes import UNSTEERED, Agent, Episode
 
 Task = tuple[str, str]  # domain and id
@@ -382,13 +382,13 @@ def _effort(episodes: Sequence[Episode]) -> Effort:
 
     solved = sum(episode.success for episode in episodes)
     return Effort(
-        steps=_mean([episode.steps for episode in episodes]),
-        turns=_mean([episode.turns for episode in episodes]),
-        seconds=_mean([_known(episode.seconds) for episode in episodes]),
-        agent_tokens=_mean(tokens("agent")),
-        user_tokens=_mean(tokens("user")),
-        agent_cost=_mean(cost("agent")),
-        user_cost=_mean(cost("user")),
+        steps=mean([episode.steps for episode in episodes]),
+        turns=mean([episode.turns for episode in episodes]),
+        seconds=mean([_known(episode.seconds) for episode in episodes]),
+        agent_tokens=mean(tokens("agent")),
+        user_tokens=mean(tokens("user")),
+        agent_cost=mean(cost("agent")),
+        user_cost=mean(cost("user")),
         agent_tokens_per_success=sum(tokens("agent")) / solved if solved else math.nan,
         agent_cost_per_success=sum(cost("agent")) / solved if solved else math.nan,
     )
@@ -396,11 +396,6 @@ def _effort(episodes: Sequence[Episode]) -> Effort:
 
 def _known(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
 
 
 def _drop(trials: Mapping[str, Trials], floor: Mapping[str, Trials] | None, condition: str, domain: str | None) -> Drop:

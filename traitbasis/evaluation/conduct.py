@@ -35,7 +35,7 @@ from traitbasis.evaluation.wording import (
 )
 from traitbasis.guards import Conversation
 from traitbasis.metrics.damage import is_broken
-from traitbasis.metrics.estimate import Estimate, mean, over_tasks
+from traitbasis.metrics.estimate import Estimate, mean, mean_over_tasks, over_tasks
 from traitbasis.metrics.identifiers import flat_text, unknown_identifiers
 from traitbasis.metrics.realism import is_role_flip
 from traitbasis.pairs import fold, words
@@ -149,19 +149,6 @@ def conduct(dialogues: Sequence[Dialogue], *, by_condition: bool = False, seed: 
             )
         )
     return found
-
-
-def mean_over_tasks(values: Iterable[tuple[str, float]], seed: int = 0) -> Estimate:
-    """``over_tasks`` of the mean of (task, value), by tasks' sums, which is faster. nan are left out; nan without any
-    value."""
-    known: dict[str, list[float]] = defaultdict(list)
-    for task, value in values:
-        if not isnan(value):
-            known[task].append(value)
-    if not known:
-        return Estimate(nan)
-    sums = {task: [(sum(some), len(some))] for task, some in known.items()}
-    return over_tasks(lambda some: sum(total for total, _ in some) / sum(n for _, n in some), sums, seed=seed)
 
 
 def _figure(name: str, items: Sequence[Conduct], seed: int) -> Estimate:

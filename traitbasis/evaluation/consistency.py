@@ -41,11 +41,10 @@ import numpy as np
 
 from traitbasis.dialogues import Dialogue
 from traitbasis.errors import EvaluationError
-from traitbasis.evaluation.conduct import mean_over_tasks
 from traitbasis.evaluation.judgments import Course, Side, Verdict, player_of, side_of
 from traitbasis.evaluation.transcripts import baseline_of, is_neutral, spoken
 from traitbasis.metrics.damage import is_broken
-from traitbasis.metrics.estimate import Estimate, mean
+from traitbasis.metrics.estimate import Estimate, mean, mean_over_tasks
 
 if TYPE_CHECKING:
     from traitbasis.evaluation.traits import TurnScore

@@ -8,7 +8,8 @@ the Bootstrap, chapters 8 and 13.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
@@ -64,6 +65,19 @@ def over_tasks(
     drawn = draw_tasks(len(groups), times, seed)
     found = np.array([statistic([item for i in row for item in groups[i]]) for row in drawn], dtype=np.float64)
     return Estimate(value, *percentiles(found, coverage))
+
+
+def mean_over_tasks(values: Iterable[tuple[str, float]], seed: int = 0) -> Estimate:
+    """``over_tasks`` of the mean of (task, value), by tasks' sums, which is faster. nan are left out, and with them the
+    tasks that have nothing else; nan without any value."""
+    known: dict[str, list[float]] = defaultdict(list)
+    for task, value in values:
+        if not math.isnan(value):
+            known[task].append(value)
+    if not known:
+        return Estimate(math.nan)
+    sums = {task: [(sum(some), len(some))] for task, some in known.items()}
+    return over_tasks(lambda some: sum(total for total, _ in some) / sum(n for _, n in some), sums, seed=seed)
 
 
 def draw_tasks(tasks: int, times: int, seed: int) -> NDArray[np.int64]:
