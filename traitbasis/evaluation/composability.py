@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from traitbasis.dialogues import Dialogue
-from traitbasis.evaluation.fidelity import estimate
 from traitbasis.evaluation.findings import Finding, Findings, asked_of
 from traitbasis.evaluation.judgments import player_of, side_of
-from traitbasis.metrics.estimate import Estimate, mean
+from traitbasis.metrics.estimate import Estimate, mean, mean_over_tasks
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def composability(
 
 def _composability(rater: str, method: str, items: Sequence[_Item], traits: Sequence[str], seed: int) -> Composability:
     def share(value: Callable[[_Item], float], chosen: Iterable[_Item] = items) -> Estimate:
-        return estimate(mean, [(item.task, float(value(item))) for item in chosen], seed)
+        return mean_over_tasks(((item.task, float(value(item))) for item in chosen), seed)
 
     def exact(item: _Item) -> float:
         return float(item.present == item.intended)

@@ -24,15 +24,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any
 
 from traitbasis.dialogues import Dialogue
 from traitbasis.evaluation.findings import Finding, Findings, asked_of
 from traitbasis.evaluation.judgments import LEVELS, player_of, side_of
 from traitbasis.evaluation.namer import NONE
-from traitbasis.metrics.estimate import Estimate, mean, over_tasks
-
-T = TypeVar("T")
+from traitbasis.metrics.estimate import Estimate, mean_over_tasks
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def _fidelity(
         confusion[item.intended][item.named] += 1
 
     def share(chosen: Iterable[_Item], value: Callable[[_Item], float] = lambda item: item.right) -> Estimate:
-        return estimate(mean, [(item.dialogue.task, value(item)) for item in chosen], seed)
+        return mean_over_tasks(((item.dialogue.task, value(item)) for item in chosen), seed)
 
     def with_level(item: _Item) -> float:
         return float(item.right and item.finding.named[item.intended] == item.dialogue.traits[item.intended])
@@ -157,18 +155,10 @@ def _fidelity(
             for turn in range(longest)
         ),
         confusion={intended: dict(named) for intended, named in sorted(confusion.items())},
-        level=estimate(mean, pairs, seed),
+        level=mean_over_tasks(pairs, seed),
         level_pairs=sum(not math.isnan(score) for _, score in pairs),
         named_level=share(steered if states_levels else [], with_level),
     )
-
-
-def estimate(statistic: Callable[[Sequence[T]], float], items: Iterable[tuple[str, T]], seed: int) -> Estimate:
-    """``over_tasks`` of (task, value); nan without any."""
-    by_task: dict[str, list[T]] = defaultdict(list)
-    for task, value in items:
-        by_task[task].append(value)
-    return over_tasks(statistic, by_task, seed=seed) if by_task else Estimate(math.nan)
 
 
 def _item(dialogue: Dialogue, finding: Finding, traits: Sequence[str]) -> _Item:
