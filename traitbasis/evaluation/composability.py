@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from traitbasis.dialogues import Dialogue
-from traitbasis.evaluation.findings import Finding, Findings, asked_of
-from traitbasis.evaluation.judgments import player_of, side_of
+from traitbasis.evaluation.findings import Finding, Findings, asked_of, rated
 from traitbasis.metrics.estimate import Estimate, mean, mean_over_tasks
 
 
@@ -89,15 +88,10 @@ def composability(
     one of a trait that is not evaluated.
     """
     asked = asked_of("composability", dialogues, traits)
-    methods = sorted({player_of(side_of(dialogue)) for dialogue in asked})
-    found = []
-    for rater, findings in raters.items():
-        for method in methods:
-            rated = [d for d in asked if player_of(side_of(d)) == method and side_of(d) in findings]
-            if rated:
-                items = [_item(dialogue, findings[side_of(dialogue)], traits) for dialogue in rated]
-                found.append(_composability(rater, method, items, traits, seed))
-    return found
+    return [
+        _composability(rater, method, [_item(*pair, traits) for pair in pairs], traits, seed)
+        for rater, method, pairs in rated(asked, raters)
+    ]
 
 
 def _composability(rater: str, method: str, items: Sequence[_Item], traits: Sequence[str], seed: int) -> Composability:

@@ -27,8 +27,8 @@ from itertools import combinations
 from typing import Any
 
 from traitbasis.dialogues import Dialogue
-from traitbasis.evaluation.findings import Finding, Findings, asked_of
-from traitbasis.evaluation.judgments import LEVELS, player_of, side_of
+from traitbasis.evaluation.findings import Finding, Findings, asked_of, rated
+from traitbasis.evaluation.judgments import LEVELS
 from traitbasis.evaluation.namer import NONE
 from traitbasis.metrics.estimate import Estimate, mean_over_tasks
 
@@ -105,20 +105,13 @@ def fidelity(
     intended trait or none, or has one that cannot be named.
     """
     asked = asked_of("fidelity", dialogues, traits)
-    methods = sorted({player_of(side_of(dialogue)) for dialogue in asked})
-    found = []
-    for rater, findings in raters.items():
-        for method in methods:
-            rated = [d for d in asked if player_of(side_of(d)) == method and side_of(d) in findings]
-            if rated:
-                found.append(_fidelity(rater, method, rated, findings, traits, seed))
-    return found
+    return [
+        _fidelity(rater, method, _with_expected([_item(*pair, traits) for pair in pairs]), traits, seed)
+        for rater, method, pairs in rated(asked, raters)
+    ]
 
 
-def _fidelity(
-    rater: str, method: str, dialogues: Sequence[Dialogue], findings: Findings, traits: Sequence[str], seed: int
-) -> Fidelity:
-    items = _with_expected([_item(dialogue, findings[side_of(dialogue)], traits) for dialogue in dialogues])
+def _fidelity(rater: str, method: str, items: Sequence[_Item], traits: Sequence[str], seed: int) -> Fidelity:
     steered = [item for item in items if item.intended != NONE]
     confusion: dict[str, Counter[str]] = defaultdict(Counter)
     for item in items:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from traitbasis.dialogues import Dialogue
 from traitbasis.errors import EvaluationError
-from traitbasis.evaluation.judgments import LEVELS, Judgment, Side, judged, side_of
+from traitbasis.evaluation.judgments import LEVELS, Judgment, Side, judged, player_of, side_of
 from traitbasis.evaluation.namer import NONE
 from traitbasis.evaluation.traits import TurnScore, names_of, strength_of
 
@@ -57,6 +57,18 @@ def asked_of(
     if missing := sorted({trait for dialogue in asked for trait in dialogue.traits} - {*traits}):
         raise EvaluationError(f"dialogues have {', '.join(missing)}, which is not evaluated; add it to the traits")
     return asked
+
+
+def rated(
+    dialogues: Sequence[Dialogue], raters: Mapping[str, Findings]
+) -> Iterator[tuple[str, str, list[tuple[Dialogue, Finding]]]]:
+    """By rater and method, in that order, the dialogues that were rated, each with its finding; none without any."""
+    methods = sorted({player_of(side_of(dialogue)) for dialogue in dialogues})
+    for rater, findings in raters.items():
+        for method in methods:
+            of_method = [d for d in dialogues if player_of(side_of(d)) == method and side_of(d) in findings]
+            if of_method:
+                yield rater, method, [(dialogue, findings[side_of(dialogue)]) for dialogue in of_method]
 
 
 def named_findings(dialogues: Sequence[Dialogue], scores: Sequence[Sequence[TurnScore]]) -> Findings:
