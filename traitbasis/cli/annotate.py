@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from traitbasis.cli.common import Model, app, out
+from traitbasis.cli.common import Model, app, listed_numbers, out
 from traitbasis.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def annotate_sheet(
     """
     if bool(trait) == (pairs is not None):
         raise typer.BadParameter("give either --trait or --pairs")
-    wanted = _numbers("--layers", layers, int) or None
-    doses = _numbers("--dose", dose, float)
+    wanted = listed_numbers("--layers", layers, int) or None
+    doses = listed_numbers("--dose", dose, float)
     from traitbasis.annotate import make_sheet
     from traitbasis.contexts import read_contexts
     from traitbasis.errors import AnnotationError
@@ -180,10 +180,3 @@ def _figure(estimate: Estimate) -> str:
     if estimate.low != estimate.low:
         return f"{estimate.value:.2f}"
     return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
-
-
-def _numbers(option: str, text: str, kind: Any) -> list[Any]:
-    try:
-        return [kind(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise typer.BadParameter(f"{option} is {text!r}; it takes numbers with commas") from None

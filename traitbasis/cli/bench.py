@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from traitbasis.cli.common import app, err, out
+from traitbasis.cli.common import app, err, listed, out
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -112,10 +112,10 @@ def tau_trait(
         {**who, "key_env": agent_key_env},
         _user(user_url, user_model, user_key_env, positions, force),
         user_key_env,
-        domains=_split(domains),
+        domains=listed(domains),
         split=split,
         tasks=tasks,
-        conditions=(_split(traits), _split(levels), _split(mixes), baseline),
+        conditions=(listed(traits), listed(levels), listed(mixes), baseline),
         trials=trials,
         seed=seed,
         max_steps=max_steps,
@@ -169,10 +169,10 @@ def tau2(
         {**_llm(agent_model, agent_url, agent_temperature), "key_env": agent_key_env},
         _user(user_url, user_model, user_key_env, positions, force),
         user_key_env,
-        domains=_split(domains),
+        domains=listed(domains),
         split=split,
         tasks=tasks,
-        conditions=(_split(traits), _split(levels), _split(mixes), baseline),
+        conditions=(listed(traits), listed(levels), listed(mixes), baseline),
         trials=trials,
         seed=seed,
         max_steps=max_steps,
@@ -380,7 +380,3 @@ def _price(price_in: float | None, price_out: float | None) -> dict[str, float] 
     if (price_in is None) != (price_out is None):
         raise typer.BadParameter("give both --price-in and --price-out, or neither")
     return None if price_in is None or price_out is None else {"in": price_in, "out": price_out}
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

@@ -11,7 +11,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from traitbasis.cli.bench import bench_app
-from traitbasis.cli.common import BasisFile, Device, DeviceMap, Dtype, Model, Quantize, Threads, app, err, load_lm, out
+from traitbasis.cli.common import (
+    BasisFile,
+    Device,
+    DeviceMap,
+    Dtype,
+    Model,
+    Quantize,
+    Threads,
+    app,
+    err,
+    listed,
+    load_lm,
+    out,
+)
 from traitbasis.embedded import DEFAULT_MODEL
 
 
@@ -94,7 +107,7 @@ def engine(
     from traitbasis.bench import MEASUREMENTS, Workload, made_with, measure
     from traitbasis.files import write_whole
 
-    names = [name.strip() for name in only.split(",") if name.strip()] or list(MEASUREMENTS)
+    names = listed(only) or list(MEASUREMENTS)
     counts = [count.strip() for count in users.split(",")]
     if unknown := set(names) - set(MEASUREMENTS):
         raise typer.BadParameter(f"unknown measurement {', '.join(sorted(unknown))}; known: {', '.join(MEASUREMENTS)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -13,6 +13,9 @@ from rich.markup import escape
 
 if TYPE_CHECKING:
     from traitbasis.model import LanguageModel
+
+Number = TypeVar("Number", int, float)
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -75,6 +78,19 @@ def load_lm(
         return load_model(
             model, device=device, dtype=dtype, quantize=quantize, device_map=device_map, rows=rows, say=say
         )
+
+
+def listed(text: str) -> list[str]:
+    """What stands between commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def listed_numbers(option: str, text: str, kind: type[Number]) -> list[Number]:
+    """Numbers between commas. Raises BadParameter naming the option."""
+    try:
+        return [kind(part) for part in listed(text)]
+    except ValueError:
+        raise typer.BadParameter(f"{option} is {text!r}; it takes numbers with commas") from None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from traitbasis.cli.common import out, progress
+from traitbasis.cli.common import listed, out, progress
 from traitbasis.cli.evaluate import eval_app
 
 _USER_KEY, _AGENT_KEY = "TRAITBASIS_USER_KEY", "TRAITBASIS_AGENT_KEY"
@@ -85,7 +85,7 @@ def collect_dialogues(
     from traitbasis.dialogue_tasks import read_tasks
     from traitbasis.remote import RemoteModel
 
-    conditions = read_conditions(_split(traits), _split(levels), _split(mixes), neutral)
+    conditions = read_conditions(listed(traits), listed(levels), listed(mixes), neutral)
     every = read_tasks(tasks)
     chosen = every[:limit_tasks]
     path = out_file or Path("dialogues") / f"{method}.jsonl"
@@ -118,10 +118,6 @@ def collect_dialogues(
         highlight=False,
         markup=False,
     )
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _given(options: dict[str, float | int | None]) -> dict[str, float | int]:

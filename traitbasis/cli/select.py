@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, app, err, out
+from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, app, err, listed, listed_numbers, out
 from traitbasis.cli.work import Setup, Work, team
 from traitbasis.embedded import DEFAULT_MODEL
 
@@ -77,7 +77,7 @@ def select(
 
     if bool(judge_url) != bool(judge_model):
         raise typer.BadParameter("a judge needs both --judge-url and --judge-model")
-    pair_sets, tasks, tried = _pair_sets(trait, pairs), _contexts(contexts), _numbers("--doses", doses, float)
+    pair_sets, tasks, tried = _pair_sets(trait, pairs), _contexts(contexts), listed_numbers("--doses", doses, float)
     for pair_set in pair_sets:
         if not pair_set.select("heldout"):
             raise PairError(f"{pair_set.trait}: no pair is marked 'use: heldout'; nothing independent can measure it")
@@ -86,7 +86,7 @@ def select(
     with team(setup, jobs, len(pair_sets)) as work:
         where = {"auto": None, "all": [*range(work.depth)]}
         options: dict[str, Any] = {
-            "layers": where[layers] if layers in where else _numbers("--layers", layers, int),
+            "layers": where[layers] if layers in where else listed_numbers("--layers", layers, int),
             "candidates": candidates,
             "doses": tried,
         }
@@ -148,7 +148,7 @@ def calibrate(
     from traitbasis.pairs import file_hash, known_traits
     from traitbasis.select import read_selection, read_selections
 
-    home, tasks, tried = folder / model_slug(model), _contexts(contexts), _numbers("--doses", doses, float)
+    home, tasks, tried = folder / model_slug(model), _contexts(contexts), listed_numbers("--doses", doses, float)
     chosen = read_selections(home / "selection.json")
     if trait == "all" and not pairs:
         if own := sorted(chosen.keys() - set(known_traits())):
@@ -215,7 +215,7 @@ def _pair_sets(traits: str, files: list[Path] | None) -> list[PairSet]:
 
     if bool(traits) == bool(files):
         raise typer.BadParameter("give either --trait or --pairs")
-    names = known_traits() if traits == "all" else [name.strip() for name in traits.split(",") if name.strip()]
+    names = known_traits() if traits == "all" else listed(traits)
     return [load_pairs(source) for source in files or names]
 
 
@@ -223,13 +223,6 @@ def _contexts(path: Path | None) -> list[EvaluationContext]:
     from traitbasis.contexts import read_contexts
 
     return read_contexts(path)
-
-
-def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
-    try:
-        return [kind(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise typer.BadParameter(f"{option} is {text!r}; it takes numbers with commas") from None
 
 
 def _tell(selection: Selection) -> None:

@@ -23,6 +23,7 @@ from traitbasis.cli.common import (
     app,
     basis_app,
     err,
+    listed,
     load_lm,
     out,
     progress,
@@ -146,7 +147,7 @@ def basis_build(
         raise typer.BadParameter("--measure measures what --orthogonal costs; give both")
     layers, doses = _by_trait("--layer", layer, int), _by_trait("--dose", dose, float)
     folder = vectors or Path("vectors") / model_slug(model)
-    files = [folder / f"{name}.safetensors" for name in _names(traits)] or _trait_vectors(folder)
+    files = [folder / f"{name}.safetensors" for name in listed(traits)] or _trait_vectors(folder)
     if not files:
         raise ArtifactError(f"no trait vectors in {folder}; make some with: traitbasis extract --trait all")
     chosen, before = selection or folder / "selection.json", folder / "basis.safetensors"
@@ -267,7 +268,7 @@ def basis_leakage(
     from traitbasis.select import Selector
     from traitbasis.sweep import Generator
 
-    tasks, names = read_contexts(contexts), _names(traits) or None
+    tasks, names = read_contexts(contexts), listed(traits) or None
     lm = load_lm(model, device, dtype, threads=threads)
     basis = find_basis(lm, basis_file)
     pair_sets = _pair_sets(names or basis.traits, pairs)
@@ -295,13 +296,9 @@ def _trait_vectors(folder: Path) -> list[Path]:
     return [file for file in files if file not in others]
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _by_trait(option: str, text: str, kind: Callable[[str], Any]) -> Any:
     """One number, numbers by trait, or None."""
-    parts = [part.split("=") for part in _names(text)]
+    parts = [part.split("=") for part in listed(text)]
     try:
         if len(parts) == 1 and len(parts[0]) == 1:
             return kind(parts[0][0])
