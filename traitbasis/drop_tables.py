@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from traitbasis.drops import DRAWS, Drop, Outcome, Robustness, leaderboard
-from traitbasis.metrics.estimate import Estimate
+from traitbasis.metrics.estimate import Estimate, finite
 from traitbasis.outcomes import UNSTEERED
 
 FORMAT = "traitbasis.report/1"
@@ -168,7 +168,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
     if isinstance(value, float):
-        return None if math.isnan(value) else round(value, 6)
+        return finite(value, 6)
     return value
 
 

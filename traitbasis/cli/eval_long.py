@@ -19,7 +19,6 @@ from traitbasis.embedded import DEFAULT_MODEL
 if TYPE_CHECKING:
     from traitbasis.evaluation.conduct import Group
     from traitbasis.evaluation.consistency import Comparison, Consistency, Row
-    from traitbasis.metrics.estimate import Estimate
 
 Seed = Annotated[int, typer.Option(help="Decides the bootstrap's draws.")]
 
@@ -92,7 +91,7 @@ def eval_consistency(
         out.print("saved:", save_figure(consistency_figure(measured), plot), soft_wrap=True, markup=False)
     if out_file:
         agreed = [{"raters": list(group), "alpha": alpha.record} for group, alpha in alphas.items()]
-        _save(out_file, {"made_by": made_by, **_consistency_record(measured), "agreement": agreed})
+        _save(out_file, {"made_by": made_by, **measured.record, "agreement": agreed})
 
 
 @eval_app.command("conduct")
@@ -121,11 +120,7 @@ def eval_conduct(
         out.print("Δ: paired difference to the unsteered user, same task and trial.", highlight=False)
     if out_file:
         made_by = provenance(headers, found, by=by, seed=seed)
-        _save(out_file, {"made_by": made_by, "definitions": DEFINITIONS, "groups": [*map(_group_record, groups)]})
-
-
-def _records(figures: Mapping[str, Estimate]) -> dict[str, Any]:
-    return {name: figure.record for name, figure in figures.items()}
+        _save(out_file, {"made_by": made_by, "definitions": DEFINITIONS, "groups": [group.record for group in groups]})
 
 
 def _known(value: Any) -> Any:
@@ -186,72 +181,12 @@ def _comparison_table(found: Comparison) -> Table:
     return table
 
 
-def _consistency_record(found: Consistency) -> dict[str, Any]:
-    return {
-        "yardsticks": [asdict(yardstick) for yardstick in found.yardsticks],
-        "left out": dict(found.short),
-        "rows": [
-            {
-                "rater": row.rater,
-                "method": row.method,
-                "neutral": row.neutral,
-                "trait": row.trait,
-                "cases": row.cases,
-                "tasks": row.tasks,
-                "expression at the end": row.end.record,
-                **_records(row.shares),
-            }
-            for row in found.rows
-        ],
-        "comparisons": [
-            {
-                "method": comparison.method,
-                "trait": comparison.trait,
-                "pairs": comparison.pairs,
-                "figures": {
-                    name: dict(zip(("generated", "all", "difference"), (e.record for e in three), strict=True))
-                    for name, three in comparison.figures.items()
-                },
-                "broken by turn": [
-                    {"turn": point.turn, "pairs": point.dialogues, "difference": point.value.record}
-                    for point in comparison.broken
-                ],
-            }
-            for comparison in found.comparisons
-        ],
-        "curves": [
-            {
-                "method": curve.method,
-                "neutral": curve.neutral,
-                "figure": curve.trait or "broken",
-                "points": [
-                    {"turn": point.turn, "dialogues": point.dialogues, **point.value.record} for point in curve.points
-                ],
-            }
-            for curve in found.curves
-        ],
-        "cases": [
-            {
-                "method": case.dialogue.method,
-                "key": case.dialogue.key,
-                "rater": case.rater,
-                "trait": case.trait,
-                "verdict": case.verdict,
-                "present": case.present,
-                "first": _finite(case.first),
-                "last": _finite(case.last),
-            }
-            for case in found.cases
-        ],
-    }
-
-
 # ---- Conduct, shown
 
 
 def _conduct_table(part: str, names: Sequence[str], groups: Sequence[Group]) -> Table:
     """A row a figure, since there are more of them than methods."""
-    table = Table("", *(escape(_group_name(group)) for group in groups), title=part)
+    table = Table("", *(escape(group.name) for group in groups), title=part)
     for name in names:
         cells = []
         for group in groups:
@@ -262,19 +197,3 @@ def _conduct_table(part: str, names: Sequence[str], groups: Sequence[Group]) -> 
     counts = [f"{group.dialogues} in {group.tasks} tasks" for group in groups]
     table.add_row("dialogues", *counts, style="dim")
     return table
-
-
-def _group_name(group: Group) -> str:
-    return f"{group.method}, {group.condition}" if group.condition else group.method
-
-
-def _group_record(group: Group) -> dict[str, Any]:
-    return {
-        "method": group.method,
-        "condition": group.condition,
-        "dialogues": group.dialogues,
-        "tasks": group.tasks,
-        "figures": _records(group.figures),
-        "pairs": group.pairs,
-        "differences": _records(group.differences),
-    }

@@ -24,7 +24,7 @@ from typing import Any
 
 from traitbasis.dialogues import Dialogue
 from traitbasis.evaluation.findings import Finding, Findings, asked_of, rated
-from traitbasis.metrics.estimate import Estimate, mean, mean_over_tasks
+from traitbasis.metrics.estimate import Estimate, finite, mean, mean_over_tasks
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Composability:
             "method": self.method,
             "dialogues": self.dialogues,
             **{name: getattr(self, name).record for name in figures},
-            "chance_ranked": None if math.isnan(self.chance_ranked) else round(self.chance_ranked, 4),
+            "chance_ranked": finite(self.chance_ranked),
             "by_mix": {mix: figure.record for mix, figure in self.by_mix.items()},
             "by_trait": {trait: figure.record for trait, figure in self.by_trait.items()},
             "by_false": self.by_false,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from statistics import fmean, stdev
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from traitbasis.dialogues import Dialogue, spec_of
 from traitbasis.evaluation.judgments import player_of, side_of
@@ -121,6 +121,24 @@ class Group:
     figures: Mapping[str, Estimate]
     differences: Mapping[str, Estimate]
     pairs: int
+
+    @property
+    def name(self) -> str:
+        """The method, and the condition if it is of one."""
+        return f"{self.method}, {self.condition}" if self.condition else self.method
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "method": self.method,
+            "condition": self.condition,
+            "dialogues": self.dialogues,
+            "tasks": self.tasks,
+            "figures": {name: figure.record for name, figure in self.figures.items()},
+            "pairs": self.pairs,
+            "differences": {name: figure.record for name, figure in self.differences.items()},
+        }
 
 
 # ---- All dialogues

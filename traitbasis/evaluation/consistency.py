@@ -32,10 +32,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isnan, nan
 from statistics import stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,7 +44,7 @@ from traitbasis.errors import EvaluationError
 from traitbasis.evaluation.judgments import Course, Side, Verdict, player_of, side_of
 from traitbasis.evaluation.transcripts import baseline_of, is_neutral, spoken
 from traitbasis.metrics.damage import is_broken
-from traitbasis.metrics.estimate import Estimate, mean, mean_over_tasks
+from traitbasis.metrics.estimate import Estimate, finite, mean, mean_over_tasks
 
 if TYPE_CHECKING:
     from traitbasis.evaluation.traits import TurnScore
@@ -103,6 +103,20 @@ class Case:
             return nan if isnan(by) else float(by > self.tolerance)
         return float(self.consistent if share == "consistent" else self.verdict == share)
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """For JSON; the dialogue by its method and key."""
+        return {
+            "method": self.dialogue.method,
+            "key": self.dialogue.key,
+            "rater": self.rater,
+            "trait": self.trait,
+            "verdict": self.verdict,
+            "present": self.present,
+            "first": finite(self.first),
+            "last": finite(self.last),
+        }
+
 
 @dataclass(frozen=True)
 class Row:
@@ -117,6 +131,20 @@ class Row:
     end: Estimate
     cases: int
     tasks: int
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "rater": self.rater,
+            "method": self.method,
+            "neutral": self.neutral,
+            "trait": self.trait,
+            "cases": self.cases,
+            "tasks": self.tasks,
+            "expression at the end": self.end.record,
+            **{name: share.record for name, share in self.shares.items()},
+        }
 
 
 @dataclass(frozen=True)
@@ -137,6 +165,16 @@ class Curve:
     trait: str
     points: tuple[Point, ...]
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "method": self.method,
+            "neutral": self.neutral,
+            "figure": self.trait or "broken",
+            "points": [{"turn": p.turn, "dialogues": p.dialogues, **p.value.record} for p in self.points],
+        }
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -152,6 +190,24 @@ class Comparison:
     broken: tuple[Point, ...]
     pairs: int
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        sides = ("generated", "all", "difference")
+        return {
+            "method": self.method,
+            "trait": self.trait,
+            "pairs": self.pairs,
+            "figures": {
+                name: {side: estimate.record for side, estimate in zip(sides, three, strict=True)}
+                for name, three in self.figures.items()
+            },
+            "broken by turn": [
+                {"turn": point.turn, "pairs": point.dialogues, "difference": point.value.record}
+                for point in self.broken
+            ],
+        }
+
 
 @dataclass(frozen=True)
 class Consistency:
@@ -164,6 +220,18 @@ class Consistency:
     curves: tuple[Curve, ...]
     comparisons: tuple[Comparison, ...]
     short: Mapping[str, int]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "yardsticks": [asdict(yardstick) for yardstick in self.yardsticks],
+            "left out": dict(self.short),
+            "rows": [row.record for row in self.rows],
+            "comparisons": [comparison.record for comparison in self.comparisons],
+            "curves": [curve.record for curve in self.curves],
+            "cases": [case.record for case in self.cases],
+        }
 
     @property
     def verdicts(self) -> list[Verdict]:

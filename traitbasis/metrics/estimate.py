@@ -40,7 +40,12 @@ class Estimate:
     @property
     def record(self) -> dict[str, float | None]:
         """For JSON, which has no nan; four digits."""
-        return {name: None if math.isnan(value) else round(value, 4) for name, value in asdict(self).items()}
+        return {name: finite(value) for name, value in asdict(self).items()}
+
+
+def finite(value: float, digits: int = 4) -> float | None:
+    """A figure for JSON, which has no nan: rounded, None where undefined."""
+    return None if math.isnan(value) else round(value, digits)
 
 
 def over_tasks(
