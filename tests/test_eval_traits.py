@@ -654,16 +654,16 @@ def test_judgments_are_measured_alike_without_a_model_and_agreement_is_reported(
 def test_what_cannot_be_measured_is_said_before_a_model_is_loaded(
     files: Path, more: list[str], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traitbasis.cli.eval_traits.load_lm", unused)
+    monkeypatch.setattr("traitbasis.cli.evaluate.load_lm", unused)
     made = run("fidelity", files, *more)
     said = made.output + (str(made.exception) if isinstance(made.exception, TraitBasisError) else "")
     assert made.exit_code != 0 and what in " ".join(said.replace("│", " ").split())
 
 
 def test_the_papers_traits_are_evaluated_by_default(files: Path) -> None:
-    from traitbasis.cli.eval_realism import _pair_sets
+    from traitbasis.cli.evaluate import choose_pairs
 
-    found = _pair_sets("", [files / "angry.yaml"], [dialogue("steered", {"sad": "low"}, "t1")])
+    found = choose_pairs("", [files / "angry.yaml"], [dialogue("steered", {"sad": "low"}, "t1")])
     assert {pair_set.trait for pair_set in found} == {*PAPER_TRAITS, "angry", "sad"}
 
 

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, err, load_lm, out, progress
-from traitbasis.cli.eval_realism import Pairs, Traits, _finite, _pair_sets, _print_agreement, _save
-from traitbasis.cli.evaluate import Dialogues, Out, eval_app
+from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, err, out
+from traitbasis.cli.evaluate import (
+    Cache,
+    Dialogues,
+    Judgments,
+    Out,
+    Pairs,
+    Reading,
+    Seed,
+    Traits,
+    choose_pairs,
+    eval_app,
+    print_agreement,
+    save_figures,
+)
 from traitbasis.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from traitbasis.evaluation.conduct import Group
     from traitbasis.evaluation.consistency import Comparison, Consistency, Row
-
-Seed = Annotated[int, typer.Option(help="Decides the bootstrap's draws.")]
 
 
 @eval_app.command("consistency")
@@ -29,9 +38,7 @@ def eval_consistency(
     least_turns: Annotated[
         int, typer.Option(min=3, help="Leave out dialogues in which the customer says something less often.")
     ] = 10,
-    judgments: Annotated[
-        list[Path] | None, typer.Option(help="Verdicts of people or judges (eval votes, eval judge); several files.")
-    ] = None,
+    judgments: Judgments = None,
     instruments: Annotated[
         bool, typer.Option("--instruments/--no-instruments", help="Judge by the instruments, which load the model.")
     ] = True,
@@ -42,12 +49,7 @@ def eval_consistency(
     dtype: Dtype = "auto",
     threads: Threads = None,
     as_: Header = "user",
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            help="Keep scores of turns here (JSONL), and the instruments beside it, so that a killed run goes on."
-        ),
-    ] = None,
+    cache: Cache = None,
     plot: Annotated[Path | None, typer.Option(help="Draw expression by turn here: svg, png or pdf.")] = None,
     seed: Seed = 0,
     out_file: Out = None,
@@ -70,28 +72,23 @@ def eval_consistency(
     consistency(found, least_turns=least_turns)  # what cannot be measured is said before a model is loaded
     expression = None
     if instruments:
-        from traitbasis.evaluation.traits import TraitInstruments, score_dialogues
-
-        pair_sets = _pair_sets(traits, pairs, found)
-        lm = load_lm(model, device, dtype, threads=threads)
-        with progress("making instruments", len(pair_sets)) as advance:
-            made = TraitInstruments.build(lm, pair_sets, as_=as_, cache=cache, progress=advance)
-        with progress("reading turns", len({turn for dialogue in found for turn in dialogue.said})) as advance:
-            expression = expression_of(score_dialogues(made, lm, found, cache, advance))
+        reading = Reading(model, device, dtype, threads, as_, cache)
+        made, scores = reading.of(found, choose_pairs(traits, pairs, found))
+        expression = expression_of(scores)
         for line in made.quality.lines:
             out.print(line, markup=False, highlight=False, soft_wrap=True)
-        made_by |= {"instruments": made.settings, "quality": _known(asdict(made.quality))}
+        made_by |= {"instruments": made.settings, "quality": made.quality.record}
     measured = consistency(found, expression, verdicts, least_turns=least_turns, seed=seed)
     alphas = agreement(measured.verdicts, seed=seed)
     _print_consistency(measured)
-    _print_agreement(alphas)
+    print_agreement(alphas)
     if plot:
         from traitbasis.evaluation.plots import consistency_figure, save_figure
 
         out.print("saved:", save_figure(consistency_figure(measured), plot), soft_wrap=True, markup=False)
     if out_file:
         agreed = [{"raters": list(group), "alpha": alpha.record} for group, alpha in alphas.items()]
-        _save(out_file, {"made_by": made_by, **measured.record, "agreement": agreed})
+        save_figures(out_file, {"made_by": made_by, **measured.record, "agreement": agreed})
 
 
 @eval_app.command("conduct")
@@ -120,14 +117,9 @@ def eval_conduct(
         out.print("Δ: paired difference to the unsteered user, same task and trial.", highlight=False)
     if out_file:
         made_by = provenance(headers, found, by=by, seed=seed)
-        _save(out_file, {"made_by": made_by, "definitions": DEFINITIONS, "groups": [group.record for group in groups]})
-
-
-def _known(value: Any) -> Any:
-    """For JSON: without nan."""
-    if isinstance(value, Mapping):
-        return {key: _known(inner) for key, inner in value.items()}
-    return _finite(value) if isinstance(value, float) else value
+        save_figures(
+            out_file, {"made_by": made_by, "definitions": DEFINITIONS, "groups": [group.record for group in groups]}
+        )
 
 
 # ---- Consistency, shown

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,31 +11,35 @@ from rich.markup import escape
 from rich.table import Table
 
 from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, err, load_lm, out, progress
-from traitbasis.cli.evaluate import Dialogues, JudgeKey, JudgeUrl, Out, eval_app
+from traitbasis.cli.evaluate import (
+    Dialogues,
+    JudgeKey,
+    JudgeUrl,
+    Judgments,
+    Out,
+    Pairs,
+    Seed,
+    Traits,
+    choose_pairs,
+    eval_app,
+    print_agreement,
+    save_figures,
+)
 from traitbasis.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from traitbasis.dialogues import Dialogue
     from traitbasis.evaluation.judgments import AnyJudgment
     from traitbasis.evaluation.realism import Realism
     from traitbasis.metrics.estimate import Estimate
-    from traitbasis.pairs import PairSet
 
 Kind = Literal["fidelity", "composability", "consistency", "realism"]
 KindArgument = Annotated[Kind, typer.Argument(help="Which question is asked.")]
-Traits = Annotated[
-    str,
-    typer.Option(help="Traits to choose from, with commas; by default the paper's four and those of the dialogues."),
-]
-Pairs = Annotated[list[Path] | None, typer.Option(help="Pair file of a trait of your own; several for several.")]
 
 
 @eval_app.command("realism")
 def eval_realism(
     dialogues: Dialogues,
-    judgments: Annotated[
-        list[Path] | None, typer.Option(help="Judgments of people or judges (eval votes, eval judge); several files.")
-    ] = None,
+    judgments: Judgments = None,
     model_free: Annotated[
         bool, typer.Option("--model-free/--no-model-free", help="Ask the model-free rater, which loads the model.")
     ] = True,
@@ -53,7 +56,7 @@ def eval_realism(
     cache: Annotated[
         Path | None, typer.Option(help="Keep states of turns here (JSONL), so that a killed run goes on.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides the bootstrap's draws.")] = 0,
+    seed: Seed = 0,
     out_file: Out = None,
 ) -> None:
     """Which method's customers seem most like real persons: Elo by rater, and how far each is from hand-written turns.
@@ -73,6 +76,7 @@ def eval_realism(
         realism,
         score,
     )
+    from traitbasis.metrics.estimate import finite
     from traitbasis.sweep import versions
 
     headers, found = read_dialogues(dialogues)
@@ -88,7 +92,7 @@ def eval_realism(
     distance: Mapping[str, Estimate] = {}
     made_by: dict[str, Any] = {"seed": seed, "versions": versions(), "dialogues": headers}
     if model_free:
-        read = read_reference(reference) if reference else hand_written(_pair_sets(traits, pairs, found))
+        read = read_reference(reference) if reference else hand_written(choose_pairs(traits, pairs, found))
         lm = load_lm(model, device, dtype, threads=threads)
         total = len(read) + sum(len(dialogue.said) for dialogue in found)
         with progress("reading turns", total) as advance:
@@ -113,7 +117,7 @@ def eval_realism(
     for row in rated:
         out.print(_elo_table(row, distance if row.rater == "model-free" else {}))
         _print_bias(row)
-    _print_agreement(alphas)
+    print_agreement(alphas)
     for (one, other), rho in correlations.items():
         out.print(f"rank correlation of Elo, {one} and {other}: {rho:.2f}", markup=False, highlight=False)
     if out_file is not None:
@@ -124,10 +128,10 @@ def eval_realism(
             "raters": {row.rater: row.record for row in rated},
             "distance": {player: value.record for player, value in distance.items()},
             "agreement": {" / ".join(group): value.record for group, value in alphas.items()},
-            "elo_rank_correlation": {" / ".join(group): _finite(rho) for group, rho in correlations.items()},
+            "elo_rank_correlation": {" / ".join(group): finite(rho) for group, rho in correlations.items()},
             "made_by": made_by,
         }
-        _save(out_file, figures)
+        save_figures(out_file, figures)
 
 
 @eval_app.command("judge")
@@ -166,7 +170,7 @@ def eval_judge(
     asked = judged(kind, found)
     matched = pairs_of(asked) if kind == "realism" else []
     total = {"realism": 2 * len(matched), "consistency": sum(len(d.traits) for d in asked)}.get(kind, len(asked))
-    sets = [] if kind == "realism" else _pair_sets(traits, pairs, asked)
+    sets = [] if kind == "realism" else choose_pairs(traits, pairs, asked)
     kept = cache or out_file.with_suffix(".answers.jsonl")
     raters = raters_from(judge, judge_key or None, kept, concurrency=concurrency, timeout=timeout)
     said: list[AnyJudgment] = []
@@ -198,7 +202,7 @@ def eval_judge(
     if kind == "realism":
         for row in realism([judgment for judgment in said if isinstance(judgment, Preference)]):
             _print_bias(row)
-    _print_agreement(agreement([*said, *others]))
+    print_agreement(agreement([*said, *others]))
     out.print("saved:", out_file, soft_wrap=True, markup=False)
 
 
@@ -221,7 +225,7 @@ def eval_sheet(
     from traitbasis.evaluation.sheets import make_sheet
 
     headers, found = read_dialogues(dialogues)
-    sets = [] if kind == "realism" else _pair_sets(traits, pairs, judged(kind, found))
+    sets = [] if kind == "realism" else choose_pairs(traits, pairs, judged(kind, found))
     definitions = {pair_set.trait: (pair_set.definition, pair_set.opposite) for pair_set in sets}
     sheet = make_sheet(kind, found, definitions, items=items, seed=seed, headers=headers)
     table, page, key = sheet.save(out_folder)
@@ -259,7 +263,7 @@ def eval_votes(
         same, twice = repeated[rater]
         again = f", {same} of {twice} repeated ones alike" if twice else ""
         out.print(f"{rater}: {len(given)} of {len(sheet.items)} items{again}", markup=False, highlight=False)
-    _print_agreement(agreement(said))
+    print_agreement(agreement(said))
     made_by = {
         "sheet": sheet.id,
         "seed": sheet.seed,
@@ -273,19 +277,7 @@ def eval_votes(
     out.print("saved:", out_file, soft_wrap=True, markup=False)
 
 
-# ---- Shared
-
-
-def _pair_sets(traits: str, pairs: Sequence[Path] | None, dialogues: Sequence[Dialogue]) -> list[PairSet]:
-    """The traits to choose from, those of own pair files among them."""
-    from traitbasis.pairs import PAPER_TRAITS, load_pairs
-
-    own = {pair_set.trait: pair_set for pair_set in map(load_pairs, pairs or ())}
-    shown = {trait for dialogue in dialogues for trait in dialogue.traits}
-    chosen = [name.strip() for name in traits.split(",") if name.strip()] or sorted({*PAPER_TRAITS, *own, *shown})
-    if missing := sorted(shown - {*chosen}):
-        raise typer.BadParameter(f"--traits leaves out {', '.join(missing)}, which dialogues have")
-    return [own[trait] if trait in own else load_pairs(trait) for trait in chosen]
+# ---- Shown
 
 
 def _elo_table(row: Realism, distance: Mapping[str, Estimate]) -> Table:
@@ -313,22 +305,3 @@ def _print_bias(row: Realism) -> None:
         line += f"; {row.inconsistent} of {row.twice} pairs got another answer in the other order, and are ties"
     style = "yellow" if row.biased else None
     out.print(escape(line + ("; position-biased" if row.biased else "")), style=style, highlight=False, soft_wrap=True)
-
-
-def _print_agreement(alphas: Mapping[tuple[str, ...], Estimate]) -> None:
-    for group, alpha in alphas.items():
-        figure = alpha if alpha.value == alpha.value else "undefined: nothing in common, or all answers are the same"
-        out.print(
-            f"Krippendorff's alpha of {', '.join(group)}: {figure}", markup=False, highlight=False, soft_wrap=True
-        )
-
-
-def _finite(value: float) -> float | None:
-    return round(value, 4) if value == value else None
-
-
-def _save(path: Path, figures: Mapping[str, Any]) -> None:
-    from traitbasis.files import write_whole
-
-    write_whole(path, json.dumps(figures, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    out.print("saved:", path, soft_wrap=True, markup=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,9 +12,21 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, load_lm, out, progress
-from traitbasis.cli.eval_realism import Pairs, Traits, _pair_sets, _print_agreement, _save
-from traitbasis.cli.evaluate import Dialogues, Out, eval_app
+from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, out
+from traitbasis.cli.evaluate import (
+    Cache,
+    Dialogues,
+    Judgments,
+    Out,
+    Pairs,
+    Reading,
+    Seed,
+    Traits,
+    choose_pairs,
+    eval_app,
+    print_agreement,
+    save_figures,
+)
 from traitbasis.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -24,17 +36,9 @@ if TYPE_CHECKING:
     from traitbasis.evaluation.findings import Findings
     from traitbasis.metrics.estimate import Estimate
 
-Judgments = Annotated[
-    list[Path] | None, typer.Option(help="Judgments of people or judges (eval votes, eval judge); several files.")
-]
 WithInstruments = Annotated[
     bool, typer.Option("--instruments/--no-instruments", help="Let the package's namer rate, which loads the model.")
 ]
-Cache = Annotated[
-    Path | None,
-    typer.Option(help="Keep scores of turns here (JSONL), and instruments beside it, so that a killed run goes on."),
-]
-Seed = Annotated[int, typer.Option(help="Decides the bootstrap's draws.")]
 Html = Annotated[Path | None, typer.Option(help="Write the tables as a page here.")]
 
 
@@ -61,7 +65,7 @@ def eval_fidelity(
     """
     from traitbasis.evaluation.fidelity import fidelity
 
-    reading = _Reading(model, device, dtype, threads, as_, cache) if instruments else None
+    reading = Reading(model, device, dtype, threads, as_, cache) if instruments else None
     with _page(html):
         rated = _rate("fidelity", dialogues, judgments, traits, pairs, reading, seed)
         rows = fidelity(rated.dialogues, rated.raters, rated.traits, seed=seed)
@@ -94,7 +98,7 @@ def eval_composability(
     """
     from traitbasis.evaluation.composability import composability
 
-    reading = _Reading(model, device, dtype, threads, as_, cache) if instruments else None
+    reading = Reading(model, device, dtype, threads, as_, cache) if instruments else None
     with _page(html):
         rated = _rate("composability", dialogues, judgments, traits, pairs, reading, seed)
         rows = composability(rated.dialogues, rated.raters, rated.traits, seed=seed)
@@ -104,18 +108,6 @@ def eval_composability(
 
 
 # ---- Raters
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """How the instruments read: options of the model, and where scores are kept."""
-
-    model: str
-    device: str
-    dtype: str
-    threads: int | None
-    as_: Literal["user", "assistant"]
-    cache: Path | None
 
 
 @dataclass(frozen=True)
@@ -133,7 +125,7 @@ def _rate(
     judgments: Sequence[Path] | None,
     traits: str,
     pairs: Sequence[Path] | None,
-    reading: _Reading | None,
+    reading: Reading | None,
     seed: int,
 ) -> _Rated:
     """What every rater finds in the dialogues that the metric is about."""
@@ -147,7 +139,7 @@ def _rate(
         raise typer.BadParameter("without the instruments there must be --judgments")
     headers, every = read_dialogues(paths)
     found = judged(kind, every)
-    pair_sets = _pair_sets(traits, pairs, every)  # so that both metrics share instruments and scores
+    pair_sets = choose_pairs(traits, pairs, every)  # so that both metrics share instruments and scores
     made_by = provenance(headers, found, traits=[pair_set.trait for pair_set in pair_sets], seed=seed)
     raters: dict[str, Findings] = {}
     if judgments:
@@ -160,19 +152,14 @@ def _rate(
     notes: list[str] = []
     if reading is not None:
         from traitbasis.evaluation.findings import named_findings, present_findings
-        from traitbasis.evaluation.traits import TraitInstruments, score_dialogues
 
-        lm = load_lm(reading.model, reading.device, reading.dtype, threads=reading.threads)
-        with progress("making instruments", len(pair_sets)) as advance:
-            made = TraitInstruments.build(lm, pair_sets, reading.as_, cache=reading.cache, progress=advance)
-        with progress("reading turns", sum(len(dialogue.said) for dialogue in found)) as advance:
-            scores = score_dialogues(made, lm, found, reading.cache, advance)
+        made, scores = reading.of(found, pair_sets)
         if kind == "fidelity":
             raters = {NAMER: named_findings(found, scores), **raters}
         else:
             raters = {NAMER: present_findings(found, scores, made.quality.threshold), **raters}
-        notes = [f"read by {lm.name} ({lm.dtype_name}), unsteered", *made.quality.lines]
-        made_by |= {"instruments": made.settings, "quality": asdict(made.quality)}
+        notes = [f"read by {made.settings['model']} ({made.settings['dtype']}), unsteered", *made.quality.lines]
+        made_by |= {"instruments": made.settings, "quality": made.quality.record}
     return _Rated(found, [pair_set.trait for pair_set in pair_sets], raters, notes, made_by)
 
 
@@ -189,13 +176,13 @@ def _finish(
 
     said = [judgment for rater, findings in rated.raters.items() for judgment in as_judgments(rater, findings)]
     alphas = agreement(said, seed=seed)
-    _print_agreement(alphas)
+    print_agreement(alphas)
     for line in rated.notes:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
     if out_file is not None:
         agreed = {" / ".join(group): value.record for group, value in alphas.items()}
         figures = [row.record for row in rows]
-        _save(out_file, {"metric": metric, "rows": figures, "agreement": agreed, "made_by": rated.made_by})
+        save_figures(out_file, {"metric": metric, "rows": figures, "agreement": agreed, "made_by": rated.made_by})
 
 
 # ---- Shown

@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from traitbasis.evaluation.namer import Examples, Namer, balanced_accuracy, checking_examples, train_namer
 from traitbasis.metrics.classifier import TraitClassifier, train_classifier
-from traitbasis.metrics.estimate import mean
+from traitbasis.metrics.estimate import finite, mean
 from traitbasis.metrics.fidelity import Sides, TraitProbe, auc
 
 _SHOWN = 0.5  # of a probe or classifier: half way between neutral pairs and the trait's
@@ -53,6 +53,12 @@ class Quality:
     fooled: Mapping[str, float]
     threshold: float
     assembled: Mapping[str, float]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """For JSON, which has no nan; four digits."""
+        found: dict[str, Any] = _rounded(asdict(self))
+        return found
 
     @property
     def lines(self) -> list[str]:
@@ -147,6 +153,12 @@ def measure(
         threshold=threshold,
         assembled=_right(_assemble(namer, sides, "heldout"), threshold),
     )
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    return finite(value)
 
 
 def _named_auc(namer: Namer, examples: Examples) -> dict[str, float]:
