@@ -71,7 +71,7 @@ def screening_figure(selection: Selection, rule: Rule = RULE) -> Figure:
         axis.set_ylabel(label)
     handles = [legend_handle(STEERED, "o", "-", "pairs"), legend_handle(INK, "", ":", "least that screens")]
     _mark_layers(selection, axes[:, 0], handles)
-    _finish(figure, axes, _LAYER, handles)
+    finish_figure(figure, axes, _LAYER, handles)
     peak = max(range(len(screening.auc)), key=lambda z: screening.auc[z])
     figure.set_label(
         f"Three curves by layer for {selection.trait}. Agreement of pairs: {_range(screening.agreement)}. "
@@ -103,7 +103,7 @@ def likelihood_figure(selection: Selection, rule: Rule = RULE) -> Figure:
     handles = [legend_handle(label=f"dose {dose:g}", **styles[dose]) for dose in doses]
     handles.append(legend_handle(INK, "", ":", "no preference; most that facts may cost"))
     _mark_layers(selection, axes[:, 0], handles)
-    _finish(figure, axes, _LAYER, handles)
+    finish_figure(figure, axes, _LAYER, handles)
     said = "; ".join(
         f"{label.splitlines()[0]}: {_range([getattr(at, name) for at in selection.likelihood])}"
         for name, label, _ in panels
@@ -155,7 +155,7 @@ def sweep_figure(selection: Selection, cells: Sequence[Cell] = ()) -> Figure:
                 drawn = sorted((s for s in group if column_of(s) == column), key=at)
                 specs = [Spec("steered" if name else "random", name, s.layer, s.dose) for s in drawn]
                 bands = [_band(row, s, known.get(spec)) for s, spec in zip(drawn, specs, strict=True)]
-                _curve(axis, [at(s) for s in drawn], [getattr(s, row.name) for s in drawn], bands, **style)
+                draw_curve(axis, [at(s) for s in drawn], [getattr(s, row.name) for s in drawn], bands, **style)
             for summary in selection.summaries:
                 if column_of(summary) == column:
                     _dot(axis, at(summary), getattr(summary, row.name), selection, summary)
@@ -167,7 +167,7 @@ def sweep_figure(selection: Selection, cells: Sequence[Cell] = ()) -> Figure:
         legend_handle(RANDOM, "x", "--", "random direction, same dose"),
         legend_handle(INK, "", ":", "unsteered"),
     ]
-    _finish(figure, axes, _DOSE if by_dose else _LAYER, handles, doses if by_dose else ())
+    finish_figure(figure, axes, _DOSE if by_dose else _LAYER, handles, doses if by_dose else ())
     figure.set_label(_sweep_text(selection, columns, by_dose))
     return figure
 
@@ -196,7 +196,7 @@ def calibration_figure(levels: Levels | Basis, trait: str = "") -> Figure:
         panels.append((list(levels.fact_cost), "fact cost\n(nats / fact token)", []))
     marks = {"low": levels.low, "medium": levels.medium, "high": levels.high, "limit": levels.limit}
     for axis, (values, label, band) in zip(axes[:, 0], panels, strict=True):
-        _curve(axis, doses[: len(values)], values, band, color=STEERED, linestyle="-", marker="o")
+        draw_curve(axis, doses[: len(values)], values, band, color=STEERED, linestyle="-", marker="o")
         axis.set_ylabel(label)
         for mark, dose in marks.items():
             axis.axvline(dose, color=PROMPTED if mark == "limit" else INK, linestyle="-" if mark == "limit" else ":")
@@ -212,7 +212,7 @@ def calibration_figure(levels: Levels | Basis, trait: str = "") -> Figure:
         legend_handle(INK, "", ":", "levels"),
         legend_handle(PROMPTED, "", "-", "limit: more is refused"),
     ]
-    _finish(figure, axes, _DOSE, handles, doses)
+    finish_figure(figure, axes, _DOSE, handles, doses)
     figure.set_label(
         f"Curves by dose for {trait or 'a trait'}. Expression gained: {_range([p.expression for p in curve])}; "
         f"facts stated: {_range([p.facts for p in curve])}; damaged turns: {_range([p.damage for p in curve])}. "
@@ -232,7 +232,7 @@ def svg(figure: Figure, name: str) -> str:
     Ink is ``currentColor``; the others are the CSS variables ``--panel``, ``--steered``, ``--prompted``, ``--random``,
     where the page has them. name: begins every id, so that several figures can stand in one page.
     """
-    matplotlib = _matplotlib()
+    matplotlib = load_matplotlib()
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "traitbasis"}):
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -260,7 +260,8 @@ def svg(figure: Figure, name: str) -> str:
 # ---- Parts of figures, of other modules' too
 
 
-def _matplotlib() -> Any:
+def load_matplotlib() -> Any:
+    """The package, which is optional. Raises ReportError without it."""
     try:
         import matplotlib
         import matplotlib.figure
@@ -272,7 +273,7 @@ def _matplotlib() -> Any:
 def new_figure(rows: int, columns: int, size: Band, title: str, sharey: Any = False) -> tuple[Figure, Any]:
     """A figure in the style of all, and its axes ``(rows, columns)``; size in inches. Raises ReportError without
     matplotlib."""
-    figure = _matplotlib().figure.Figure(figsize=size, layout="constrained", dpi=110)
+    figure = load_matplotlib().figure.Figure(figsize=size, layout="constrained", dpi=110)
     axes = figure.subplots(rows, columns, sharex=True, sharey=sharey, squeeze=False)
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
@@ -286,7 +287,8 @@ def new_figure(rows: int, columns: int, size: Band, title: str, sharey: Any = Fa
     return figure, axes
 
 
-def _finish(figure: Figure, axes: Any, label: str, handles: Sequence[Any], ticks: Sequence[float] = ()) -> None:
+def finish_figure(figure: Figure, axes: Any, label: str, handles: Sequence[Any], ticks: Sequence[float] = ()) -> None:
+    """Say what the lowest axes show, at `ticks` or whole numbers, and put the legend below."""
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
     for axis in axes[-1]:
@@ -342,7 +344,7 @@ def _band(row: _Row, summary: Summary, cell: Cell | None) -> Band | None:
     return bootstrap(cell.scores(row.name)) if cell else None
 
 
-def _curve(axis: Axes, x: Sequence[float], y: Sequence[float], bands: Sequence[Band | None], **style: Any) -> None:
+def draw_curve(axis: Axes, x: Sequence[float], y: Sequence[float], bands: Sequence[Band | None], **style: Any) -> None:
     """A line with its band; a point that stands alone gets a bar."""
     axis.plot(x, y, markersize=4, linewidth=1.5, **style)
     between = [band for band in bands if band]

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from traitbasis.errors import ReportError
 from traitbasis.evaluation.consistency import Consistency, Curve
 from traitbasis.files import write_whole
-from traitbasis.plots import PROMPTED, RANDOM, STEERED, _curve, _finish, _matplotlib, legend_handle, new_figure
+from traitbasis.plots import (
+    PROMPTED,
+    RANDOM,
+    STEERED,
+    draw_curve,
+    finish_figure,
+    legend_handle,
+    load_matplotlib,
+    new_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +63,7 @@ def consistency_figure(found: Consistency) -> Figure:
         legend_handle(label=_name(methods[i], neutral), linestyle=_line(neutral), **styles[methods[i]])
         for i, neutral in drawn
     ]
-    _finish(figure, axes, "customer's turn", handles)
+    finish_figure(figure, axes, "customer's turn", handles)
     figure.set_label(" ".join(_in_words(curve) for curve in found.curves))
     return figure
 
@@ -64,7 +73,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
     if path.suffix not in _FORMATS:
         raise ReportError(f"cannot tell a figure's format from {path}; end its name with one of {', '.join(_FORMATS)}")
     buffer = io.BytesIO()
-    with _matplotlib().rc_context({"svg.hashsalt": "traitbasis"}):
+    with load_matplotlib().rc_context({"svg.hashsalt": "traitbasis"}):
         figure.savefig(buffer, format=path.suffix[1:])
     return write_whole(path, buffer.getvalue())
 
@@ -74,7 +83,7 @@ def _draw(axis: Axes, curve: Curve, style: dict[str, Any]) -> None:
     if points:
         bands = [(p.value.low, p.value.high) if not isnan(p.value.low) else None for p in points]
         values = [p.value.value for p in points]
-        _curve(axis, [p.turn for p in points], values, bands, linestyle=_line(curve.neutral), **style)
+        draw_curve(axis, [p.turn for p in points], values, bands, linestyle=_line(curve.neutral), **style)
 
 
 def _line(neutral: bool) -> str:
