@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from traitbasis.chat import Turn
 from traitbasis.errors import EvaluationError
-from traitbasis.files import write_whole
+from traitbasis.files import append_whole, write_whole
 
 FORMAT = "traitbasis.dialogues/1"
 Level = Literal["low", "medium", "high"]
@@ -114,10 +114,7 @@ class DialogueFile:
 
     def append(self, dialogue: Dialogue) -> None:
         """Add a dialogue and have it on disk. Not safe for several threads at once."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(dialogue), ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_whole(self.path, json.dumps(asdict(dialogue), ensure_ascii=False) + "\n")
         self.dialogues.append(dialogue)
         self.keys.add(dialogue.key)
 

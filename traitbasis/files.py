@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Files are written whole or not at all; those that grow, line by line."""
 
 from __future__ import annotations
 
@@ -24,3 +24,15 @@ def write_whole(path: str | Path, content: bytes | str) -> Path:
         Path(temporary).unlink(missing_ok=True)
         raise
     return path
+
+
+def append_whole(path: Path, text: str) -> None:
+    """Add text, some whole lines, to a file, and have it on disk when this returns: a kill cuts off its end at most.
+
+    The folder is made if need be; characters become bytes as in ``write_whole``. Raises OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(text.encode("utf-8", "replace"))
+        file.flush()
+        os.fsync(file.fileno())

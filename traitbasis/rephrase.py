@@ -27,7 +27,7 @@ from typing import Any, Literal, Protocol
 
 from traitbasis.engines.base import Failure, as_engine_error
 from traitbasis.errors import EvaluationError, RequestError
-from traitbasis.files import write_whole
+from traitbasis.files import append_whole, write_whole
 from traitbasis.grammar import Grammar, text_grammar
 from traitbasis.guards import GUARDS
 from traitbasis.metrics.entities import Entity, entities, invented, kept
@@ -401,14 +401,13 @@ def rephrase_file(
     finished = _finished(out, header, records)
     done(sum(len(record.turns) for record in records if record.number in finished))
     left = [record for record in records if record.number not in finished]
-    out.parent.mkdir(parents=True, exist_ok=True)
     turns = _Turns(out.with_name(f"{out.name}.turns"), header, done)
     with ThreadPoolExecutor(max(1, min(writer.workers, len(left)))) as pool:
         tasks = {pool.submit(rephrase_record, writer, record, settings, turns=turns): record for record in left}
         try:
             for task in as_completed(tasks):
                 finished[tasks[task].number] = task.result()
-                _append(out, task.result())
+                append_whole(out, _line(task.result()))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -445,14 +444,8 @@ class _Turns:
             self._done(1)
 
     def _write(self, key: tuple[int, str, int], turn: Rephrased) -> None:
-        _append(self.path, {**dict(zip(("record", "source", "turn"), key, strict=True)), "done": asdict(turn)})
-
-
-def _append(path: Path, line: Mapping[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(_line(line))
-        file.flush()
-        os.fsync(file.fileno())
+        line = {**dict(zip(("record", "source", "turn"), key, strict=True)), "done": asdict(turn)}
+        append_whole(self.path, _line(line))
 
 
 def _line(record: Mapping[str, Any]) -> str:

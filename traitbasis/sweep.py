@@ -29,7 +29,7 @@ from traitbasis.contexts import EvaluationContext, contexts_hash
 from traitbasis.engines.base import Request, Sampling, generate_all
 from traitbasis.engines.transformers import TransformersEngine
 from traitbasis.errors import SweepError
-from traitbasis.files import write_whole
+from traitbasis.files import append_whole, write_whole
 from traitbasis.metrics.turns import Instruments, measure_turns
 from traitbasis.model import LanguageModel
 from traitbasis.pairs import PairSet
@@ -113,10 +113,7 @@ class Store:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line and have it on disk."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_whole(self.path, json.dumps(line, ensure_ascii=False) + "\n")
         self.lines.append(dict(line))
         if "condition" in line:
             cell = _cell(line)

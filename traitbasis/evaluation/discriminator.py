@@ -30,6 +30,7 @@ from traitbasis.chat import As, Turn
 from traitbasis.dialogues import Dialogue
 from traitbasis.errors import ChatTemplateError, EvaluationError
 from traitbasis.evaluation.judgments import player_of, side_of
+from traitbasis.files import append_whole
 from traitbasis.metrics.classifier import fit_logistic
 from traitbasis.metrics.estimate import Estimate, mean, over_tasks
 from traitbasis.model import LanguageModel
@@ -144,9 +145,7 @@ def read_turns(
         found = {keys[text]: row for text, row in zip(group, read(group), strict=True)}
         kept.update(found)
         if cache is not None:
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            with cache.open("a", encoding="utf-8") as file:
-                file.write("".join(_packed(key, row) for key, row in found.items()))
+            append_whole(cache, "".join(_packed(key, row) for key, row in found.items()))
         progress(sum(repeats[text] for text in group))
     return torch.stack([kept[keys[text]] for text in texts]) if texts else torch.zeros(0, lm.width)
 

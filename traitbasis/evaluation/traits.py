@@ -34,6 +34,7 @@ from traitbasis.errors import ArtifactError, EvaluationError, ModelError, PairEr
 from traitbasis.evaluation.namer import Namer, checking_examples, train_namer, training_examples
 from traitbasis.evaluation.quality import Quality, measure
 from traitbasis.evaluation.stuffing import CHECKING, TRAINING, stuffed_turns
+from traitbasis.files import append_whole
 from traitbasis.metrics.classifier import TraitClassifier, train_classifier
 from traitbasis.metrics.estimate import mean
 from traitbasis.metrics.fidelity import Sides, TraitProbe, read_sides
@@ -182,7 +183,7 @@ def score_dialogues(
         fresh = dict(zip([key for _, _, key in chunk], scores, strict=True))
         known |= fresh
         if cache:
-            _append(cache, fresh)
+            append_whole(cache, "".join(_line(key, score) for key, score in fresh.items()))
         progress(len(fresh))
     silent = _score(instruments, torch.full((1, len(lm.layers), lm.width), math.nan))[0]
     return [
@@ -274,12 +275,8 @@ def _read_scores(path: Path) -> dict[str, TurnScore]:
     return found
 
 
-def _append(path: Path, scores: Mapping[str, TurnScore]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps({"key": key, **asdict(score)}) + "\n" for key, score in scores.items()))
-        file.flush()
-        os.fsync(file.fileno())
+def _line(key: str, score: TurnScore) -> str:
+    return json.dumps({"key": key, **asdict(score)}) + "\n"
 
 
 # ---- Making

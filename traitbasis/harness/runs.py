@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from traitbasis.errors import HarnessError
-from traitbasis.files import write_whole
+from traitbasis.files import append_whole, write_whole
 from traitbasis.outcomes import FORMAT, Cell, Episode, Header, Tokens, read_run
 
 # How a run was asked for, where the two sides were reached, and what it costs: no other episodes come of it.
@@ -78,10 +78,7 @@ class RunFile:
         """Write an episode down. found: its fields but for those of the cell. Not for several threads at once."""
         traits = self.header.conditions[cell.condition]
         episode = Episode(**{**cell._asdict(), "kind": "episode", "traits": traits, **found})
-        with self.path.open("a", encoding="utf-8", errors="replace") as file:
-            file.write(episode.model_dump_json() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_whole(self.path, episode.model_dump_json() + "\n")
         self.episodes[cell] = episode
         return episode
 
