@@ -18,12 +18,12 @@ from pydantic import ValidationError, field_validator, model_validator
 
 from traitbasis.chat import Turn
 from traitbasis.errors import PairError
-from traitbasis.pairs import ContextTurn, PairLoader, Text, _Strict, fold
+from traitbasis.pairs import ContextTurn, PairLoader, Strict, Text, fold
 
 _WIRE = {"system": "system", "agent": "user", "customer": "assistant"}
 
 
-class EvaluationContext(_Strict):
+class EvaluationContext(Strict):
     """A conversation up to the agent's latest turn.
 
     facts: strings of the instruction that belong into the customer's next turn.
@@ -64,7 +64,7 @@ class EvaluationContext(_Strict):
         return [{"role": _WIRE[turn.speaker], "content": turn.text} for turn in self.context]
 
 
-class _File(_Strict):
+class _File(Strict):
     scenarios: tuple[EvaluationContext, ...]
 
 

@@ -17,10 +17,10 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from traitbasis.errors import PairError
-from traitbasis.pairs import PairLoader, Text, _Strict, fold
+from traitbasis.pairs import PairLoader, Strict, Text, fold
 
 
-class DialogueTask(_Strict):
+class DialogueTask(Strict):
     """One task.
 
     company: whom the customer writes to. instruction: who the customer is, what they want and know, addressed to them.
@@ -52,7 +52,7 @@ class DialogueTask(_Strict):
         return self
 
 
-class _File(_Strict):
+class _File(Strict):
     tasks: tuple[DialogueTask, ...]
 
 

@@ -49,7 +49,9 @@ _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _SIGNAL = re.compile(r"[^\W_]+(?:['’][^\W_]+)*|\.\.\.|…|--|—|[?!]+")
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A part of a file that a person writes: a field that is not known is an error, most likely a misspelt one."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -68,7 +70,7 @@ def _read_turn(value: Any) -> Any:
 ContextTurn = Annotated[Turn, BeforeValidator(_read_turn)]
 
 
-class Pair(_Strict):
+class Pair(Strict):
     """A context and two responses to it. ``positive`` shows the trait, ``negative`` does not."""
 
     id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
@@ -114,7 +116,7 @@ class Pair(_Strict):
         return "late" if any(turn.speaker == "customer" for turn in self.context) else "first"
 
 
-class PairSet(_Strict):
+class PairSet(Strict):
     """The pairs of one trait, in file order.
 
     family: where the trait stands in the library. markers: words and marks that belong to the trait (``please`` to
