@@ -70,21 +70,7 @@ class _File(Strict):
 
 def read_contexts(path: str | Path | None = None) -> list[EvaluationContext]:
     """Contexts of a file, by default those that ship. Raises PairError naming the file and what is wrong in it."""
-    file = Path(path or str(resources.files("traitbasis.contrastive_pairs") / "contexts" / "selection.yaml"))
-    try:
-        document = yaml.load(file.read_text(encoding="utf-8"), PairLoader)
-    except OSError as error:
-        raise PairError(f"cannot read contexts from {file}: {error.strerror or error}") from error
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise PairError(f"{file} is not valid YAML: {error}") from error
-    try:
-        found = _File.model_validate(document).scenarios
-    except ValidationError as error:
-        raise PairError("\n".join(_explain(file, document, detail) for detail in error.errors())) from error
-    ids = [context.id for context in found]
-    if len(ids) < 2 or len(set(ids)) != len(ids):
-        raise PairError(f"{file}: at least two contexts are needed, each with an id of its own")
-    return list(found)
+    return list(read_entries(path or shipped("selection.yaml"), _File, "scenarios", "context"))
 
 
 def contexts_hash(contexts: Sequence[EvaluationContext]) -> str:
@@ -93,14 +79,43 @@ def contexts_hash(contexts: Sequence[EvaluationContext]) -> str:
     return hashlib.sha256(json.dumps(content, ensure_ascii=True).encode()).hexdigest()[:16]
 
 
-def _explain(file: Path, document: Any, detail: Any) -> str:
+def shipped(name: str) -> Path:
+    """A file of contexts or tasks that comes with the package."""
+    return Path(str(resources.files("traitbasis.contrastive_pairs") / "contexts" / name))
+
+
+def read_entries(path: str | Path, form: type[Strict], field: str, noun: str) -> Sequence[Any]:
+    """The entries in a YAML file: two or more, with different ids, in one list under `field`.
+
+    form: of the file, with that field. noun: what errors call an entry. Raises PairError naming the file, the entry and
+    its field.
+    """
+    file = Path(path)
+    try:
+        document = yaml.load(file.read_text(encoding="utf-8"), PairLoader)
+    except OSError as error:
+        raise PairError(f"cannot read {noun}s from {file}: {error.strerror or error}") from error
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise PairError(f"{file} is not valid YAML: {error}") from error
+    try:
+        found: Sequence[Any] = getattr(form.model_validate(document), field)
+    except ValidationError as error:
+        said = (_explain(file, document, detail, field, noun) for detail in error.errors())
+        raise PairError("\n".join(said)) from error
+    ids = [entry.id for entry in found]
+    if len(ids) < 2 or len(set(ids)) != len(ids):
+        raise PairError(f"{file}: at least two {noun}s are needed, each with an id of its own")
+    return found
+
+
+def _explain(file: Path, document: Any, detail: Any, field: str, noun: str) -> str:
     message = detail["msg"].removeprefix("Value error, ")
-    field, *location = detail["loc"] or ("",)
-    if not location or field != "scenarios" or not isinstance(location[0], int):
-        return f"{file} holds no contexts: {message}"
-    entry = list(document["scenarios"])[location[0]]  # a YAML set has no index
+    first, *location = detail["loc"] or ("",)
+    if not location or first != field or not isinstance(location[0], int):
+        return f"{file} holds no {noun}s: {message}"
+    entry = list(document[field])[location[0]]  # a YAML set has no index
     name = entry.get("id") if isinstance(entry, dict) else None
-    where = f"context {name!r}" if isinstance(name, str) and name.strip() else f"context number {location[0] + 1}"
+    where = f"{noun} {name!r}" if isinstance(name, str) and name.strip() else f"{noun} number {location[0] + 1}"
     if location[1:]:
         where += f": field {'.'.join(map(str, location[1:]))!r}"
     return f"{file}: {where}: {message}"
