@@ -11,7 +11,6 @@ Source of the protocol: tau-bench (arXiv 2406.12045); the words of the prompt ar
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -22,7 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from traitbasis.dialogue_tasks import DialogueTask, tasks_hash
-from traitbasis.dialogues import Dialogue, DialogueFile, DialogueTurn, Ended, Level, spec_of
+from traitbasis.dialogues import (
+    NEUTRAL,
+    Dialogue,
+    DialogueFile,
+    DialogueTurn,
+    Ended,
+    Level,
+    endpoint_seed,
+    model_id_of,
+    spec_of,
+)
 from traitbasis.errors import EvaluationError
 from traitbasis.remote import RemoteModel, without_password, without_thoughts
 
@@ -30,7 +39,6 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 STOP = "###STOP###"
-NEUTRAL = "neutral"
 Condition = Mapping[str, Level]  # level by trait; empty for a neutral customer
 
 _CUSTOMER = """\
@@ -82,19 +90,11 @@ class Customer:
 
     def model_id(self, traits: Condition) -> str:
         """The id asked for. Raises EvaluationError for a template that cannot say which traits."""
-        spec = spec_of(traits)
-        found = self.model.replace("{spec}", spec).replace("{name}", spec.replace("+", ".") or NEUTRAL)
-        if not found or "{" in found or (traits and found == self.model):
-            raise EvaluationError(
-                f"the model id {self.model!r} does not say which traits are asked for; write {{spec}} or {{name}} "
-                "where they belong, such as 'steered-user@{spec}' or 'prompted-{name}'"
-            )
-        return found
+        return model_id_of(self.model, traits)
 
     def seed_of(self, task: DialogueTask, trial: int) -> int:
-        """Below 2**31, which every endpoint takes."""
-        digest = hashlib.sha256(json.dumps([self.seed, task.id, trial]).encode()).digest()
-        return int.from_bytes(digest[:4], "big") >> 1
+        """The same for all conditions, which are paired by it."""
+        return endpoint_seed([self.seed, task.id, trial])
 
     def say(self, task: DialogueTask, traits: Condition, trial: int, turns: Sequence[DialogueTurn]) -> ChatCompletion:
         """The reply to what was said so far. Raises EvaluationError naming condition, task and trial."""

@@ -9,9 +9,10 @@ The agent under test is ``agent`` here and the simulated user ``customer``, as e
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from traitbasis.errors import EvaluationError
 from traitbasis.files import append_whole, write_whole
 
 FORMAT = "traitbasis.dialogues/1"
+NEUTRAL = "neutral"  # a customer without traits
 Level = Literal["low", "medium", "high"]
 Ended = Literal[
     "stop", "turns", "agent"
@@ -142,6 +144,28 @@ def read_dialogues(paths: Iterable[str | Path]) -> tuple[list[dict[str, Any]], l
 def spec_of(traits: Mapping[str, str]) -> str:
     """``impatience-high+skeptical-medium``, in the order of names; empty for a neutral customer."""
     return "+".join(f"{trait}-{level}" for trait, level in sorted(traits.items()))
+
+
+def model_id_of(template: str, traits: Mapping[str, str]) -> str:
+    """What a user with these traits is asked for as, of a `template` of model ids: ``{spec}`` becomes ``spec_of`` them,
+    ``{name}`` the same with ``.`` for ``+`` and ``neutral`` without traits.
+
+    Raises EvaluationError for a template that cannot say which traits.
+    """
+    spec = spec_of(traits)
+    found = template.replace("{spec}", spec).replace("{name}", spec.replace("+", ".") or NEUTRAL)
+    if not found or "{" in found or (traits and found == template):
+        raise EvaluationError(
+            f"the model id {template!r} does not say which traits are asked for; write {{spec}} or {{name}} "
+            "where they belong, such as 'steered-user@{spec}' or 'prompted-{name}'"
+        )
+    return found
+
+
+def endpoint_seed(what: Sequence[Any]) -> int:
+    """A seed from any JSON values, below 2**31, which every endpoint takes."""
+    digest = hashlib.sha256(json.dumps(what).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Dialogue], int]:

@@ -22,7 +22,7 @@ from math import isnan, nan
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
-from traitbasis.dialogues import Dialogue, spec_of
+from traitbasis.dialogues import NEUTRAL, Dialogue, spec_of
 from traitbasis.evaluation.judgments import player_of, side_of
 from traitbasis.evaluation.transcripts import UNSTEERED, baseline_of, spoken
 from traitbasis.evaluation.wording import (
@@ -41,7 +41,6 @@ from traitbasis.metrics.realism import is_role_flip
 from traitbasis.pairs import fold, words
 
 T = TypeVar("T")
-NEUTRAL = "neutral"
 _SHORT = 3  # words; so short a turn ("Yes, please.") may be said twice
 
 DEFINITIONS: Mapping[str, Mapping[str, str]] = {

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traitbasis.dialogues import spec_of
-from traitbasis.errors import HarnessError
+from traitbasis.dialogues import model_id_of, spec_of
+from traitbasis.errors import EvaluationError, HarnessError
 from traitbasis.harness.runs import seed_of
 from traitbasis.outcomes import UNSTEERED, Cell
 from traitbasis.remote import without_password
@@ -68,14 +68,10 @@ class User:
 
     def model_id(self, traits: Mapping[str, Any]) -> str:
         """The id asked for. Raises HarnessError when it cannot say which traits."""
-        spec = spec_of(traits)
-        found = self.model.replace("{spec}", spec).replace("{name}", spec.replace("+", ".") or "neutral")
-        if not found or "{" in found or (traits and found == self.model):
-            raise HarnessError(
-                f"the model id {self.model!r} does not say which traits are asked for; write {{spec}} or {{name}} "
-                "where they belong, such as 'steered-user@{spec}'"
-            )
-        return found
+        try:
+            return model_id_of(self.model, traits)
+        except EvaluationError as error:
+            raise HarnessError(str(error)) from None
 
     def request(self, traits: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Arguments of every call for a user turn."""

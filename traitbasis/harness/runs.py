@@ -6,7 +6,6 @@ so that a run that was killed goes on where it was: no cell is lost, and none is
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from traitbasis.dialogues import endpoint_seed
 from traitbasis.errors import HarnessError
 from traitbasis.files import append_whole, write_whole
 from traitbasis.outcomes import FORMAT, Cell, Episode, Header, Tokens, read_run
@@ -105,8 +105,7 @@ def cells_of(header: Header) -> list[Cell]:
 
 def seed_of(seed: int, cell: Cell) -> int:
     """The user's seed, below 2**31: another for each task and trial; conditions are paired, by having the same."""
-    digest = hashlib.sha256(json.dumps([seed, cell.domain, cell.task, cell.trial]).encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
+    return endpoint_seed([seed, cell.domain, cell.task, cell.trial])
 
 
 def pick_tasks(there: Mapping[str, Sequence[str]], wanted: str) -> dict[str, tuple[str, ...]]:
