@@ -212,7 +212,7 @@ def test_a_condition_beyond_its_limit_ends_the_run_and_names_itself(real: str, t
     path = tmp_path / "a.jsonl"
     high: Condition = {"impatience": "high"}
     with pytest.raises(
-        EvaluationError, match=r"(?s)^impatience-high, task 'task-0', trial 0: .*answered 400.*limit 2\.5"
+        EvaluationError, match=r"(?s)^impatience-high, task 'task-\d', trial 0: .*answered 400.*limit 2\.5"
     ):
         gather(path, real, [NOBODY, high])
     assert {} in [each.traits for each in read_dialogues([path])[1]], "what was whole is kept"
