@@ -144,7 +144,10 @@ def train(
         "lora": [*baselines, "lora", "--samples", str(adapter_samples), "--traits", names, *where],
     }
     with ThreadPoolExecutor(jobs) as pool:
-        for done in [pool.submit(run, command, folder / f"{name}.log") for name, command in tuning.items()]:
+        running = [
+            pool.submit(run, command, folder / f"{name}.log", **_KEEP_MEMORY) for name, command in tuning.items()
+        ]
+        for done in running:
             done.result()
 
 
@@ -174,11 +177,19 @@ def measure(folder: Path, model: str, traits: Sequence[str], threads: int) -> di
 _SETS = ("whole", "levels", "all-positions")
 
 
-def run(command: Sequence[str], log: Path) -> None:
+# glibc gives the logits of every training step back to the kernel, and half of a step is then page faults.
+_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30)}
+
+
+def run(command: Sequence[str], log: Path, **variables: str) -> None:
     """Run a command, its output in a log. Raises EvaluationError with the log's end when it fails."""
     with log.open("ab") as file:
         path = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, "PYTHONPATH": path}  # for experiments.baselines, from wherever this is called
+        environment = {
+            **os.environ,
+            **variables,
+            "PYTHONPATH": path,
+        }  # for experiments.baselines, from wherever this is called
         done = subprocess.run([*command], stdout=file, stderr=subprocess.STDOUT, env=environment)
     if done.returncode:
         end = log.read_text(encoding="utf-8", errors="replace")[-2000:]
