@@ -58,6 +58,10 @@ class EvaluationError(TraitBasisError):
     """Dialogues cannot be collected, read or measured: a missing endpoint, a damaged file, nothing to compare."""
 
 
+class ReactionError(TraitBasisError):
+    """What makes a customer react cannot be read: an unknown condition, a scenario's anchors, a state that is damaged."""
+
+
 class HarnessError(TraitBasisError):
     """A benchmark harness cannot be run, or its results cannot be read; names the harness, the file and the way out."""
 
