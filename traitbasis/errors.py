@@ -59,7 +59,7 @@ class EvaluationError(TraitBasisError):
 
 
 class ReactionError(TraitBasisError):
-    """What makes a customer react cannot be read: an unknown condition, a scenario's anchors, a state that is damaged."""
+    """What makes a customer react cannot be read: an unknown condition, bad anchors, a damaged state."""
 
 
 class HarnessError(TraitBasisError):
