@@ -49,8 +49,9 @@ class Settings:
 
     samples: of the training set, from its beginning; of an adapter's trait alone. None takes all but the held-out ones.
     heldout: samples behind those, whose loss is measured and never learnt from. dtype: of the products; weights, sums
-    and the optimizer are float32. max_steps: stops before the epochs are through. rank: of an adapter. weights,
-    checkpointing: for models whose float32 weights, or activations, do not fit a GPU.
+    and the optimizer are float32. max_steps: stops before the epochs are through. rank: of an adapter. at_once: how many
+    of a batch go through the model together; their gradients are added up. weights, checkpointing: for models whose
+    float32 weights, or activations, do not fit a GPU.
     """
 
     samples: int | None = None
@@ -62,6 +63,7 @@ class Settings:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     max_steps: int | None = None
     rank: int = 8
+    at_once: int = 2
     weights: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool = False
 
@@ -300,8 +302,9 @@ def _trainer(
         output_dir=str(checkpoints),
         num_train_epochs=settings.epochs,
         max_steps=settings.max_steps or -1,
-        per_device_train_batch_size=settings.batch,
-        per_device_eval_batch_size=settings.batch,
+        per_device_train_batch_size=min(settings.at_once, settings.batch),
+        per_device_eval_batch_size=min(settings.at_once, settings.batch),
+        gradient_accumulation_steps=-(-settings.batch // settings.at_once),
         learning_rate=settings.lr,
         lr_scheduler_type="cosine",
         train_sampling_strategy="group_by_length",  # less padding
