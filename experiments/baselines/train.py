@@ -49,9 +49,9 @@ class Settings:
 
     samples: of the training set, from its beginning; of an adapter's trait alone. None takes all but the held-out ones.
     heldout: samples behind those, whose loss is measured and never learnt from. dtype: of the products; weights, sums
-    and the optimizer are float32. max_steps: stops before the epochs are through. rank: of an adapter. at_once: how many
-    of a batch go through the model together; their gradients are added up. weights, checkpointing: for models whose
-    float32 weights, or activations, do not fit a GPU.
+    and the optimizer are float32. max_steps: stops before the epochs are through. rank: of an adapter. at_once: how
+    many of a batch go through the model together; their gradients are added up. weights, checkpointing: for models
+    whose float32 weights, or activations, do not fit a GPU.
     """
 
     samples: int | None = None
