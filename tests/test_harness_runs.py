@@ -31,7 +31,7 @@ from traitbasis.basis import Basis
 from traitbasis.errors import HarnessError
 from traitbasis.harness import drivers
 from traitbasis.harness.drivers.facts import facts_of, fold, forms_of
-from traitbasis.harness.drivers.worker import Endpoint
+from traitbasis.harness.drivers.worker import Endpoint, messages_of
 from traitbasis.harness.published import User, named
 from traitbasis.harness.runs import RunFile, cells_of, pick_tasks, seed_of, tally
 from traitbasis.harness.schedule import Worker, WorkerDied, command_of, play_all
@@ -236,6 +236,45 @@ def test_another_run_is_refused_and_named(tmp_path: Path) -> None:
         RunFile(path, a_run())
 
 
+def test_what_is_no_run_is_refused_as_it_was(tmp_path: Path) -> None:
+    """No byte of somebody else's file is taken away, whatever its last line looks like."""
+    path = tmp_path / "run.jsonl"
+    for content in (b"notes\nof mine", b"notes of mine", b'{"format": "else"}\n{"half": '):
+        path.write_bytes(content)
+        with pytest.raises(HarnessError, match=r"run\.jsonl"):
+            RunFile(path, a_run())
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"reward": float("nan")},
+        {"reward": None},
+        {"cost": {"agent": float("inf")}},
+        {"tokens": {"agent": {"prompt": -1}}},
+        {"messages": [{"speaker": "narrator", "text": "And then?"}]},
+        {"messages": [{"speaker": "agent", "text": ["a", "list"]}]},
+        {"reward_info": object()},
+    ],
+)
+def test_what_is_no_episode_fails_its_cell_and_not_the_run(tmp_path: Path, broken: dict[str, Any]) -> None:
+    with RunFile(tmp_path / "run.jsonl", a_run()) as file:
+        first, second, *_ = file.to_do()
+        kept = file.append(first, found(**broken))
+        assert kept.infrastructure and not kept.success and "is no episode" in str(kept.error)
+        file.append(second, found())
+        assert file.to_do()[0] == first
+    assert [episode.infrastructure for episode in read_run(tmp_path / "run.jsonl").episodes] == [True, False]
+
+
+def test_half_a_surrogate_pair_does_not_end_a_run(tmp_path: Path) -> None:
+    with RunFile(tmp_path / "run.jsonl", a_run()) as file:
+        file.append(file.to_do()[0], found(messages=[{"speaker": "agent", "text": "Hi \ud83d"}], reward_info="\udc00"))
+    (episode,) = read_run(tmp_path / "run.jsonl").episodes
+    assert episode.success and episode.messages[0].text == "Hi ?" and episode.reward_info == "?"
+
+
 def test_episodes_are_counted_by_condition_and_domain(tmp_path: Path) -> None:
     with RunFile(tmp_path / "run.jsonl", a_run()) as file:
         tokens = {"agent": {"prompt": 10, "completion": 2}}
@@ -369,7 +408,7 @@ def test_a_run_is_written_with_what_made_it(fake: Fake, user: ServedUser) -> Non
     ran = bench(
         *usual(fake, user, "--tasks", "0-3", "--trials", 2, "--levels", "low,high", "--mixes", "impatience+skeptical")
     )
-    assert ran.exit_code == 0, ran.output
+    assert ran.exit_code == 1 and "10 cells are still to do" in ran.output, ran.output
     run = read_run(fake.folder / "run.jsonl")
     names = [
         UNSTEERED,
@@ -432,6 +471,8 @@ def test_a_user_that_stops_ends_the_run_with_a_message(fake: Fake, user: ServedU
         (["--tasks", "99"], "99"),
         (["--user-model", "steered-user"], "{spec}"),
         (["--price-in", "1"], "--price-out"),
+        (["--price-in", "inf", "--price-out", "1"], "finite"),
+        (["--timeout", "inf"], "finite"),
         (["--python", "/nowhere/python"], "/nowhere/python"),
         (["--agent", "llm", "--agent-model", "m", "--agent-temperature", "warm"], "warm"),
         (["--no-baseline", "--traits", ""], "no condition"),
@@ -777,3 +818,94 @@ def test_an_endpoint_that_nobody_listens_at_is_fatal(monkeypatch: pytest.MonkeyP
             with pytest.raises(RuntimeError):
                 endpoint(model="m", messages=[])
             assert endpoint.failure and endpoint.failure["fatal"] is fatal and url in endpoint.failure["text"]
+
+
+# --- endpoints that are no good ---
+
+
+SECRET = "sk-secret-0123456789"
+
+
+def asked(
+    monkeypatch: pytest.MonkeyPatch, reply: Any, side: str = "agent", said: str | None = "Hello.", **settings: Any
+) -> tuple[Endpoint, Any]:
+    """An endpoint that was asked the second time in an episode, and what came of it. reply: what litellm gives, or
+    raises."""
+
+    def completion(**request: Any) -> Any:
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    monkeypatch.setitem(sys.modules, "litellm", SimpleNamespace(completion=completion))
+    endpoint = Endpoint(side, {"url": "http://me:word@127.0.0.1:9/v1", "key": SECRET, "retries": 0, **settings})
+    endpoint.begin()
+    endpoint.calls = 1
+    try:
+        return endpoint, endpoint(model="m", messages=[{"role": "user", "content": said}])
+    except Exception as error:
+        return endpoint, error
+
+
+def replied(message: Any, **more: Any) -> SimpleNamespace:
+    return SimpleNamespace(choices=[SimpleNamespace(message=message)], _hidden_params={}, usage=None, **more)
+
+
+def refused(status: int, text: str = "no", **headers: str) -> Exception:
+    error = RuntimeError(text)
+    error.status_code, error.response = status, SimpleNamespace(headers=headers)  # type: ignore[attr-defined]
+    return error
+
+
+@pytest.mark.parametrize("side", ["agent", "user"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        SimpleNamespace(choices=[], _hidden_params={}, usage=None),
+        SimpleNamespace(choices=[SimpleNamespace(message=None)], _hidden_params={}, usage=None),
+        SimpleNamespace(choices=None),
+        "a web page",
+        {"detail": "ok"},
+    ],
+)
+def test_a_reply_that_is_none_is_the_endpoints_failure(monkeypatch: pytest.MonkeyPatch, side: str, reply: Any) -> None:
+    endpoint, error = asked(monkeypatch, reply, side, timeout=1)
+    assert isinstance(error, Exception) and endpoint.failure
+    assert endpoint.failure["side"] == side and "gave no reply to go on with" in endpoint.failure["text"]
+
+
+def test_an_agent_that_says_nothing_has_failed_and_its_user_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's endpoint refuses an empty message; but not what an agent has said."""
+    for said, whose in ((None, None), (" ", None), ("Hello.", "user")):
+        endpoint, error = asked(monkeypatch, refused(400), "user", said, timeout=1)
+        assert isinstance(error, RuntimeError) and (endpoint.failure or {}).get("side") == whose
+
+
+@pytest.mark.parametrize("after", ["nan", "-1", "inf", "Wed, 21 Oct 2015 07:28:00 GMT", "0"])
+def test_a_pause_that_an_endpoint_asks_for_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+    waited = list[float]()
+    monkeypatch.setattr("traitbasis.harness.drivers.worker.time.sleep", waited.append)
+    endpoint, _ = asked(monkeypatch, refused(429, **{"retry-after": after}), retries=2, timeout=1)
+    assert (endpoint.failure and "429" in endpoint.failure["text"]) or "nobody answers" in str(endpoint.failure)
+    assert len(waited) == 2 and all(0 <= seconds <= 30 for seconds in waited)
+
+
+@pytest.mark.parametrize("error", [refused(400, f"Illegal header value b'Bearer {SECRET}'"), ValueError(SECRET)])
+def test_no_failure_tells_a_key_or_a_password(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    endpoint, _ = asked(monkeypatch, error, "user", timeout=1)
+    text = (endpoint.failure or {})["text"]
+    assert "127.0.0.1:9" in text and "…" in text and SECRET not in text and "word" not in text
+
+
+def test_half_a_surrogate_pair_is_said_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = SimpleNamespace(content="Hi \ud83d", tool_calls=None)
+    _, reply = asked(monkeypatch, replied(message, traitbasis={"seed": 1}), "user", timeout=1)
+    assert reply.choices[0].message.content == "Hi ?"
+
+
+def test_a_message_in_parts_is_its_text() -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "image_url"}, {"type": "text", "text": "lo."}, "?"]
+    assert messages_of([{"role": "user", "content": parts}, {"role": "assistant", "content": 7}]) == [
+        {"speaker": "customer", "text": "Hello."},
+        {"speaker": "agent", "text": ""},
+    ]

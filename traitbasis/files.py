@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from traitbasis.errors import TraitBasisError
 
 
 def write_whole(path: str | Path, content: bytes | str) -> Path:
@@ -36,3 +42,21 @@ def append_whole(path: Path, text: str) -> None:
         file.write(text.encode("utf-8", "replace"))
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def alone(path: Path, error: type[TraitBasisError]) -> Iterator[None]:
+    """Whoever adds to a file does it alone: raises `error` at once when somebody else does, in whatever process.
+
+    The system gives the lock back when its holder is killed; the file ``<path>.lock`` may stay and means nothing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{path}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise error(f"another run is writing {path}; wait for it, or write elsewhere with --out") from None
+    try:
+        yield
+    finally:
+        lock.release()

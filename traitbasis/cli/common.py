@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +92,13 @@ def listed_numbers(option: str, text: str, kind: type[Number]) -> list[Number]:
         return [kind(part) for part in listed(text)]
     except ValueError:
         raise typer.BadParameter(f"{option} is {text!r}; it takes numbers with commas") from None
+
+
+def finite(value: float | None) -> float | None:
+    """A number as options take it: ``min`` lets inf pass, and in some versions nan. Raises BadParameter."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number to go on with; give a finite one")
+    return value
 
 
 @contextmanager

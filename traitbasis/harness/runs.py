@@ -10,16 +10,15 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from traitbasis.dialogues import endpoint_seed
 from traitbasis.errors import HarnessError
-from traitbasis.files import append_whole, write_whole
+from traitbasis.files import alone, append_whole, write_whole
 from traitbasis.outcomes import FORMAT, Cell, Episode, Header, Tokens, read_run
 
 # How a run was asked for, where the two sides were reached, and what it costs: no other episodes come of it.
@@ -35,12 +34,8 @@ class RunFile:
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path, self.header = path, header
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(f"{path}.lock")
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise HarnessError(f"another run is writing {path}; wait for it, or write elsewhere with --out") from None
+        self._stack = ExitStack()
+        self._stack.enter_context(alone(path, HarnessError))
         try:
             self.episodes = self._there()
         except BaseException:
@@ -53,10 +48,11 @@ class RunFile:
             said = {"format": FORMAT, **self.header.model_dump(mode="json", exclude_unset=True)}
             write_whole(path, json.dumps(said, ensure_ascii=False) + "\n")
             return {}
+        run = read_run(path)  # before anything is changed: it may be somebody else's file
         whole = path.read_bytes().rfind(b"\n") + 1
         if whole and whole < path.stat().st_size:  # a line that a kill cut off
             os.truncate(path, whole)
-        run = read_run(path)
+            run = read_run(path)
         found, asked = (_settings(header) for header in (run.header, self.header))
         if different := sorted(name for name in found.keys() | asked.keys() if found.get(name) != asked.get(name)):
             was = "; ".join(f"{n} was {found.get(n)!r:.200} and is {asked.get(n)!r:.200}" for n in different)
@@ -75,15 +71,27 @@ class RunFile:
         return [cell for cell in cells_of(self.header) if cell not in played]
 
     def append(self, cell: Cell, found: Mapping[str, Any]) -> Episode:
-        """Write an episode down. found: its fields but for those of the cell. Not for several threads at once."""
-        traits = self.header.conditions[cell.condition]
-        episode = Episode(**{**cell._asdict(), "kind": "episode", "traits": traits, **found})
-        append_whole(self.path, episode.model_dump_json() + "\n")
+        """Write an episode down. found: its fields but for those of the cell. Not for several threads at once.
+
+        What the format has no room for (a reward that is no number, a message that is no text) says nothing about the
+        agent: it is a failure of the harness, and the run goes on.
+        """
+        about = {**cell._asdict(), "kind": "episode", "traits": self.header.conditions[cell.condition]}
+        try:
+            # Half of a surrogate pair is no text, and a model may have been cut there.
+            found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+            episode = Episode(**about, **found)
+            line = episode.model_dump_json()
+        except (ValueError, TypeError, RecursionError) as error:
+            text = f"what the harness gave back is no episode: {' '.join(str(error).split()):.300}"
+            episode = Episode(**about, reward=0.0, success=False, ended="error", error=text, infrastructure=True)
+            line = episode.model_dump_json()
+        append_whole(self.path, line + "\n")
         self.episodes[cell] = episode
         return episode
 
     def close(self) -> None:
-        self._lock.release()
+        self._stack.close()
 
     def __enter__(self) -> RunFile:
         return self

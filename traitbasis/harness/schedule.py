@@ -232,8 +232,9 @@ def _episode(found: Mapping[str, Any], failure: str | None) -> dict[str, Any]:
     kept = {name: value for name, value in found.items() if name not in ("side", "fatal", "text")}
     if failure is not None:
         kept |= {"reward": 0.0, "ended": "error", "error": failure, "infrastructure": True}
-    # As the harness counts it: a reward of 1, rounding aside.
-    return {**kept, "success": failure is None and abs(kept["reward"] - 1) < 1e-6, "turns": turns}
+    # As the harness counts it: a reward of 1, rounding aside. What is no number the results file refuses.
+    reward = kept["reward"] if isinstance(kept["reward"], int | float) else 0.0
+    return {**kept, "success": failure is None and abs(reward - 1) < 1e-6, "turns": turns}
 
 
 def environment_problem(death: WorkerDied, module: str, install: str, python: Path) -> str:

@@ -11,19 +11,23 @@ middle of a cell.
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
+import re
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 Json = dict[str, Any]
 _PASSING = (408, 409, 425, 429)  # and 5xx: worth asking again
 _LONGEST_WAIT = 30.0  # seconds between two tries
+_PASSWORD = re.compile(r"(?<=://)[^/?#\s]*@")
 
 
 class Driver(Protocol):
@@ -58,6 +62,20 @@ class Endpoint:
         self.messages: list[Any] = []  # as last sent: what is left of an episode that breaks off
 
     def __call__(self, **request: Any) -> Any:
+        try:
+            return self._answer(**request)
+        except _Refused as refused:
+            raise refused.error from None
+        except Exception as error:  # nothing that the other side has said: a reply without a message, no litellm, …
+            self.failure = self.failure or {
+                "side": self.side,
+                "fatal": False,
+                "text": f"{self.hidden(self._settings['url'])} gave no reply to go on with: "
+                f"{type(error).__name__}: {self._line(error)}",
+            }
+            raise
+
+    def _answer(self, **request: Any) -> Any:
         import litellm
 
         self.calls += 1
@@ -76,12 +94,17 @@ class Endpoint:
                 if passing and i < tries:
                     time.sleep(_wait(error, i))
                     continue
-                # Only what an agent has said can make a later request of its own a bad one: that is its result.
-                if passing or status in (401, 403, 404) or self.side == "user" or self.calls == 1:
+                # Only what an agent has said can make a later request of its own a bad one: that is its result. So is
+                # one to the user when the agent said nothing.
+                users = self.side == "user" and not _says_nothing(request["messages"])
+                if passing or status in (401, 403, 404) or users or self.calls == 1:
                     self.failure = self._failure(error, status, passing)
-                raise
+                    raise
+                raise _Refused(error) from None
         self._count(reply)
         message = reply.choices[0].message
+        if isinstance(message.content, str):  # half of a surrogate pair, where a model was cut, can be sent to nobody
+            message.content = message.content.encode("utf-8", "replace").decode()
         if self.side == "user" and not message.tool_calls and not (message.content or "").strip():
             self.failure = {"side": "user", "fatal": False, "text": "the user's reply is empty"}
             raise ValueError("the user's reply is empty")
@@ -107,12 +130,28 @@ class Endpoint:
         reply._hidden_params["response_cost"] = known or 0.0  # some agents add it up, and break on None
 
     def _failure(self, error: Exception, status: int, passing: bool) -> Json:
-        url = self._settings["url"]
-        if passing and not _listening(url):
-            text = f"nobody answers at {url}: {_line(error)}"
+        url = self.hidden(self._settings["url"])
+        if passing and not _listening(self._settings["url"]):
+            text = f"nobody answers at {url}: {self._line(error)}"
             return {"side": self.side, "fatal": True, "text": text}
         fatal = status in (401, 403, 404) or (not passing and self.calls == 1)
-        return {"side": self.side, "fatal": fatal, "text": f"{url} answered {status}: {_line(error)}"}
+        return {"side": self.side, "fatal": fatal, "text": f"{url} answered {status}: {self._line(error)}"}
+
+    def _line(self, error: Exception) -> str:
+        return self.hidden(_line(error))
+
+    def hidden(self, text: str) -> str:
+        """Without the key, which some endpoints and clients repeat, and without passwords in URLs: texts are kept."""
+        key = self._settings["key"]
+        return _PASSWORD.sub("", text.replace(key, "…") if key else text)
+
+
+class _Refused(Exception):  # noqa: N818  (whose fault it is)
+    """A request that an endpoint refuses for what the agent under test has said before."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def serve(make: Callable[[Json, Endpoint, Endpoint], Driver]) -> None:
@@ -146,7 +185,7 @@ def _played(driver: Driver, cell: Json, agent: Endpoint, user: Endpoint) -> Json
         found = driver.play(cell)
     except Exception as error:
         # The harness's own rule: an episode that raises is one that the agent did not solve; its call was no JSON, say.
-        text = f"{type(error).__name__}: {_line(error)}"
+        text = f"{type(error).__name__}: {agent.hidden(user.hidden(_line(error)))}"
         found = {"reward": 0.0, "ended": "error", "error": text, "messages": messages_of(agent.messages)}
     more = {
         "seconds": round(time.monotonic() - started, 2),
@@ -169,7 +208,7 @@ def messages_of(messages: list[Any], agent_role: str = "assistant") -> list[Json
     for message in messages:
         if not isinstance(message, dict):
             message = message.model_dump()
-        speaker, text = speakers.get(message["role"]), message.get("content") or ""
+        speaker, text = speakers.get(message["role"]), _text(message.get("content"))
         if speaker == "customer" and text.startswith("API output: "):  # the ReAct agents' form of a tool's answer
             speaker = "tool"
         if speaker is None:
@@ -182,6 +221,19 @@ def messages_of(messages: list[Any], agent_role: str = "assistant") -> list[Json
     return found
 
 
+def _text(content: Any) -> str:
+    """What a message says; of content in parts, those that are text."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def _says_nothing(messages: list[Any]) -> bool:
+    """Whether the other side's latest message is empty."""
+    latest = messages[-1] if messages and isinstance(messages[-1], dict) else {}
+    return latest.get("role") == "user" and not _text(latest.get("content")).strip()
+
+
 def _object(arguments: Any) -> Any:
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
@@ -191,7 +243,7 @@ def _object(arguments: Any) -> Any:
 
 def _with_key(side: Json) -> Json:
     """The key is taken from the environment, so that it stands in no file and no list of processes."""
-    return {**side, "key": os.environ.get(side.get("key_env") or "")}
+    return {**side, "key": os.environ.get(side.get("key_env") or "", "").strip() or None}
 
 
 def _read(lines: queue.Queue[str]) -> None:
@@ -202,10 +254,11 @@ def _read(lines: queue.Queue[str]) -> None:
 
 def _wait(error: Exception, i: int) -> float:
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    try:
-        return min(float(headers["retry-after"]), _LONGEST_WAIT)
-    except (KeyError, ValueError):
-        return float(min(2**i, _LONGEST_WAIT))
+    with suppress(KeyError, ValueError):
+        asked = float(headers["retry-after"])
+        if math.isfinite(asked):
+            return min(max(asked, 0.0), _LONGEST_WAIT)
+    return float(min(2**i, _LONGEST_WAIT))
 
 
 def _listening(url: str) -> bool:
