@@ -557,10 +557,11 @@ def test_an_endpoint_by_url_is_asked_for_the_traits_in_its_models_name(tmp_path:
         turn = re.search(r"now:\n\n(.*)\n\nSay it", body["messages"][0]["content"], re.DOTALL)
         assert turn
         text = "..." if len(asked) == 1 else f"Quick: {turn[1]}"
+        finish = "length" if len(asked) == 2 else "stop"
         message = {"role": "assistant", "content": text}
         return {
             "id": "a", "object": "chat.completion", "created": 0, "model": body["model"],
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "choices": [{"index": 0, "message": message, "finish_reason": finish}],
         }  # fmt: skip
 
     with serving(app) as url:
@@ -572,8 +573,9 @@ def test_an_endpoint_by_url_is_asked_for_the_traits_in_its_models_name(tmp_path:
         constrained = run(BFCL, "--traits", "off", "--out", tmp_path / "c.jsonl", "--url", f"{url}/v1", "--constrain")
         assert isinstance(constrained.exception, EvaluationError) and not (tmp_path / "c.jsonl").exists()
     assert {body["model"] for body in asked} == {"steered-user@impatience-high"}
-    assert len({body["seed"] for body in asked}) == len(asked) == 5
+    assert len({body["seed"] for body in asked}) == len(asked) == 6
     line = json.loads((tmp_path / "out.jsonl").read_text("utf-8"))
-    assert line["traitbasis"]["turns"][0]["draws"] == 2 and line["traitbasis"]["turns"][0]["faults"] == {"empty": 1}
+    first = line["traitbasis"]["turns"][0]
+    assert first["draws"] == 3 and first["faults"] == {"empty": 1, "cut": 1}
     assert line["traitbasis"]["made_by"]["url"] == f"{url}/v1"
     assert line["question"][0][0]["content"].startswith("Quick: Move 'final_report.pdf'")

@@ -15,25 +15,25 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, Literal, Protocol
 
 from traitbasis.engines.base import Failure, as_engine_error
 from traitbasis.errors import EvaluationError, RequestError
-from traitbasis.files import append_whole, write_whole
+from traitbasis.files import alone, append_whole, write_whole
 from traitbasis.grammar import Grammar, text_grammar
 from traitbasis.guards import GUARDS
 from traitbasis.metrics.entities import Entity, entities, invented, kept
 from traitbasis.metrics.rewording import MEANING, actions, fault, same_actions
 from traitbasis.prompts import GREETING
-from traitbasis.remote import RemoteModel, without_password
+from traitbasis.remote import RemoteModel, Threads, without_password
 from traitbasis.simulator import UserSimulator
 from traitbasis.spec import Traits, format_traits
 from traitbasis.static_turns import Record
@@ -71,9 +71,9 @@ class Writer(Protocol):
     @property
     def made_by(self) -> Mapping[str, Any]: ...
 
-    def write(self, messages: Sequence[Mapping[str, str]], seed: int, length: int, pattern: str | None) -> str:
+    def write(self, messages: Sequence[Mapping[str, str]], seed: int, length: int, pattern: str | None) -> str | None:
         """The customer's next message. length: of the turn that is rewritten, in characters. pattern: a regular
-        expression that the message matches. Empty where nothing usable was said."""
+        expression that the message matches. Empty where nothing usable was said, None where it came to no end."""
 
 
 class LocalWriter:
@@ -108,7 +108,7 @@ class LocalWriter:
             "sampling": {name: drawn[name] for name in ("temperature", "top_p", "top_k", "min_p")},
         }
 
-    def write(self, messages: Sequence[Mapping[str, str]], seed: int, length: int, pattern: str | None) -> str:
+    def write(self, messages: Sequence[Mapping[str, str]], seed: int, length: int, pattern: str | None) -> str | None:
         prepared = self._prepare(messages, self._intensities, seed=seed, max_tokens=_room(length, pattern))
         if pattern is not None:
             grammar, request = self._grammar(pattern), prepared.request
@@ -120,8 +120,9 @@ class LocalWriter:
                 pass
         if isinstance(item, Failure):
             raise as_engine_error(item)
-        cut = item.finish == "length" and pattern is None  # a pattern brings its text to its end
-        return "" if item.text == SILENCE or cut else item.text
+        if item.finish == "length" and pattern is None:  # a pattern brings its text to its end
+            return None
+        return "" if item.text == SILENCE else item.text
 
     def _prepare(self, messages: Sequence[Mapping[str, Any]], traits: Traits, **options: Any) -> Any:
         return self._simulator.prepare(
@@ -151,7 +152,7 @@ class RemoteWriter:
             "versions": {"traitbasis": version("traitbasis")},
         }
 
-    def write(self, messages: Sequence[Mapping[str, str]], seed: int, length: int, pattern: str | None) -> str:
+    def write(self, messages: Sequence[Mapping[str, str]], seed: int, length: int, pattern: str | None) -> str | None:
         if pattern is not None:
             raise EvaluationError("a model by URL cannot be held to a pattern; leave --constrain out, or use --model")
         reply = self._endpoint.complete(
@@ -163,7 +164,9 @@ class RemoteWriter:
         )
         choice = reply.choices[0]
         text = (choice.message.content or "").strip()
-        return "" if text == SILENCE or choice.finish_reason == "length" else text
+        if choice.finish_reason == "length":
+            return None
+        return "" if text == SILENCE else text
 
 
 class _Cancelled:
@@ -233,10 +236,11 @@ def rephrase_turn(
     patterns = [None] * tries + [_pattern(turn)] * (tries if constrain else 0)
     for draw, pattern in enumerate(patterns):
         try:
-            text = _unwrapped(writer.write(messages, digest_seed([seed, draw]), len(turn), pattern), turn)
+            drawn = writer.write(messages, digest_seed([seed, draw]), len(turn), pattern)
         except RequestError as error:  # it does not fit into the model's context, most likely
             return Rephrased(turn, "kept_original", names, draw, dict(faults), {"fault": str(error)})
-        objection = fault(turn, text, meaning=meaning)
+        text = _unwrapped(drawn or "", turn)
+        objection = "cut" if drawn is None else fault(turn, text, meaning=meaning)
         if objection is None:
             status: Status = "rephrased" if pattern is None else "constrained"
             return Rephrased(text, status, names, draw + 1, dict(faults))
@@ -392,9 +396,16 @@ def rephrase_file(
 
     Each record is appended as soon as it is done, and what is done of the others is kept beside the file; a run that
     was killed goes on where it was, and gives the same text. At last the file is put into the records' order. done:
-    told how many user turns were finished, from any thread. Raises EvaluationError when the file holds something else,
-    and when the writer cannot be held to a pattern.
+    told how many user turns were finished, from any thread. At Ctrl-C nobody waits for a turn. Raises EvaluationError
+    when the file holds something else, when another run writes it, and when the writer cannot be held to a pattern.
     """
+    with alone(out, EvaluationError):
+        return _rephrased(writer, records, out, settings, done)
+
+
+def _rephrased(
+    writer: Writer, records: Sequence[Record], out: Path, settings: Settings, done: Callable[[int], None]
+) -> list[dict[str, Any]]:
     if settings.constrain and not writer.can_constrain:
         raise EvaluationError("a model by URL cannot be held to a pattern; leave --constrain out, or use --model")
     header = json.loads(json.dumps(made_with(writer, settings)))
@@ -402,14 +413,14 @@ def rephrase_file(
     done(sum(len(record.turns) for record in records if record.number in finished))
     left = [record for record in records if record.number not in finished]
     turns = _Turns(out.with_name(f"{out.name}.turns"), header, done)
-    with ThreadPoolExecutor(max(1, min(writer.workers, len(left)))) as pool:
+    with Threads(max(1, min(writer.workers, len(left)))) as pool:
         tasks = {pool.submit(rephrase_record, writer, record, settings, turns=turns): record for record in left}
         try:
             for task in as_completed(tasks):
                 finished[tasks[task].number] = task.result()
                 append_whole(out, _line(task.result()))
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            turns.no_more.set()
             raise
     ordered = [finished[record.number] for record in records]
     write_whole(out, "".join(map(_line, ordered)))
@@ -421,7 +432,7 @@ class _Turns:
     """Finished turns of unfinished records, on disk: a small machine needs minutes for a record."""
 
     def __init__(self, path: Path, header: Mapping[str, Any], done: Callable[[int], None]) -> None:
-        self.path, self._done, self._lock = path, done, Lock()
+        self.path, self._done, self._lock, self.no_more = path, done, Lock(), Event()
         self._found: dict[tuple[int, str, int], Rephrased] = {}
         lines = path.read_text("utf-8", "replace").split("\n")[:-1] if path.is_file() else []
         if lines and lines[0] + "\n" == _line(header):
@@ -434,6 +445,9 @@ class _Turns:
             self._write(key, turn)
 
     def find(self, record: Record, number: int) -> Rephrased | None:
+        """Raises EvaluationError when no more turns are to be begun: a record may have hundreds."""
+        if self.no_more.is_set():
+            raise EvaluationError("broken off")
         return self._found.get((record.number, record.digest, number))
 
     def add(self, record: Record, number: int, turn: Rephrased) -> None:
@@ -446,6 +460,15 @@ class _Turns:
     def _write(self, key: tuple[int, str, int], turn: Rephrased) -> None:
         line = {**dict(zip(("record", "source", "turn"), key, strict=True)), "done": asdict(turn)}
         append_whole(self.path, _line(line))
+
+
+def _is_cut(line: bytes) -> bool:
+    """Whether a line without its end is one that a kill cut off."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
 
 
 def _line(record: Mapping[str, Any]) -> str:
@@ -467,6 +490,8 @@ def _finished(out: Path, header: Mapping[str, Any], records: Sequence[Record]) -
         return {}
     data = out.read_bytes()
     whole = data.rfind(b"\n") + 1
+    if not whole and not (data[:1] in (b"", b"{") and _is_cut(data)):
+        raise EvaluationError(f"{out} holds no rephrased records; delete it, or write elsewhere with --out")
     found, sources = {}, {record.number: record.digest for record in records}
     for number, line in enumerate(data[:whole].decode("utf-8", "replace").split("\n")[:-1], 1):
         try:
