@@ -207,7 +207,7 @@ def test_half_a_line_is_dropped_and_the_file_goes_on_behind_the_last_whole_one(t
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[1][:-40])
     file = DialogueFile(path, {})
-    assert path.read_bytes() == whole and file.dialogues == [ONE]
+    assert file.dialogues == [ONE] and path.read_bytes() != whole, "another run may be writing it"
     file.append(replace(ONE, trial=1))
     assert [each.trial for each in read_dialogues([path])[1]] == [0, 1]
 
@@ -248,6 +248,52 @@ def test_a_damaged_line_in_the_middle_is_an_error_and_nothing_is_lost(tmp_path: 
         with pytest.raises(EvaluationError, match=r"a\.jsonl holds no dialogues, or is damaged"):
             DialogueFile(path, {})
         assert path.read_bytes() == b"".join((lines[0], damaged, lines[2]))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("task", None),
+        ("trial", "0"),
+        ("trial", True),
+        ("resolved", "2"),
+        ("ended", "later"),
+        ("instruction", 7),
+        ("traits", {"impatience": 1}),
+        ("facts", {"order": None}),
+        ("stop_tokens", [None]),
+        ("turns", [{"speaker": "agent", "text": None}]),
+        ("turns", [{"speaker": "agent", "text": ["Hello?"]}]),
+        ("turns", [{"speaker": "user", "text": "Hello?"}]),
+        ("turns", ["Hello?"]),
+        ("traits", []),
+        ("more", 1),
+    ],
+)
+def test_what_is_no_dialogue_is_named_with_its_line(tmp_path: Path, field: str, value: Any) -> None:
+    """And not by a traceback of the metric that comes upon it."""
+    path = tmp_path / "a.jsonl"
+    DialogueFile(path, {}).append(ONE)
+    header, line = path.read_text("utf-8").splitlines()
+    path.write_text(f"{header}\n{line}\n{json.dumps({**json.loads(line), 'trial': 1, field: value})}\n", "utf-8")
+    with pytest.raises(EvaluationError, match=r"a\.jsonl holds no dialogues, or is damaged: line 3"):
+        read_dialogues([path])
+
+
+def test_a_dialogue_that_two_runs_wrote_is_not_counted_twice(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    file = DialogueFile(path, {})
+    file.append(ONE)
+    file.append(ONE)
+    with pytest.raises(EvaluationError, match=r"a\.jsonl, line 3: .* is there a second time"):
+        read_dialogues([path])
+
+
+def test_half_a_surrogate_pair_is_read_as_a_character(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    DialogueFile(path, {}).append(ONE)
+    path.write_text(path.read_text("utf-8").replace("Hello?", "\\ud83d?"), "utf-8")
+    assert read_dialogues([path])[1][0].turns[0].text == "??"
 
 
 def test_missing_empty_or_doubled_dialogues_are_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import product
@@ -33,7 +33,8 @@ from traitbasis.dialogues import (
     spec_of,
 )
 from traitbasis.errors import EvaluationError
-from traitbasis.remote import RemoteModel, without_password, without_thoughts
+from traitbasis.files import alone
+from traitbasis.remote import RemoteModel, Threads, without_password, without_thoughts
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -230,8 +231,24 @@ def collect(
     customer, agent: those that the file was opened with. Dialogues run side by side, and are in the file when they are
     whole. progress: told how many turns are done, from several threads; in the end as many a dialogue as it may have at
     most. Raises EvaluationError naming condition, task and trial when
-    the endpoint refuses a request or is gone; dialogues that were running then are finished and kept.
+    the endpoint refuses a request or is gone; dialogues that were running then are finished and kept. At Ctrl-C nobody
+    waits for them. Raises it, too, when another run collects into the same file.
     """
+    with alone(file.path, EvaluationError):
+        file.read_again()  # another run may have added to it since
+        _collect(file, customer, tasks, conditions, agent, trials, concurrency, progress)
+
+
+def _collect(
+    file: DialogueFile,
+    customer: Customer,
+    tasks: Sequence[DialogueTask],
+    conditions: Sequence[Condition],
+    agent: Agent,
+    trials: int,
+    concurrency: int,
+    progress: Callable[[int], None],
+) -> None:
     _check(tasks, conditions, trials=trials, concurrency=concurrency)
     turns = file.header["turns"]
     every = [(task, trial, traits) for task, trial, traits in product(tasks, range(trials), conditions)]
@@ -239,7 +256,7 @@ def collect(
     progress(turns * (len(every) - len(missing)))
     hold = _Holder(customer, agent, turns, file.header["served"], progress)
     failed: BaseException | None = None
-    with ThreadPoolExecutor(concurrency) as pool:
+    with Threads(concurrency) as pool:
         running = [pool.submit(hold, *job) for job in missing]
         try:
             for done in as_completed(running):

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from traitbasis.chat import Turn
 from traitbasis.errors import EvaluationError
@@ -24,6 +24,7 @@ from traitbasis.files import append_whole, write_whole
 FORMAT = "traitbasis.dialogues/1"
 NEUTRAL = "neutral"  # a customer without traits
 Level = Literal["low", "medium", "high"]
+Speaker = Literal["agent", "customer"]
 Ended = Literal[
     "stop", "turns", "agent"
 ]  # the customer said a stop token; the script or the cap of turns ran out; the agent left
@@ -33,7 +34,7 @@ Ended = Literal[
 class DialogueTurn:
     """One message. made_by: what the endpoint says of the reply and the file's header does not say already."""
 
-    speaker: Literal["agent", "customer"]
+    speaker: Speaker
     text: str
     made_by: Mapping[str, Any] = field(default_factory=dict)
 
@@ -99,6 +100,13 @@ class DialogueFile:
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path, self.header = path, {"format": FORMAT, **header}
         self.dialogues: list[Dialogue] = []
+        self.keys: set[tuple[str, str, int, str]] = set()
+        self._whole: int | None = None  # where a line begins that a kill cut off, or that another run is writing
+        self.read_again()
+
+    def read_again(self) -> None:
+        """Take what is on disk, as when it was opened."""
+        path = self.path
         if path.is_file():
             found, self.dialogues, whole = _read(path)
             settings = (found.keys() | self.header.keys()) - {"url", "agent_url"}
@@ -108,22 +116,24 @@ class DialogueFile:
                     f"{path} holds dialogues that were made with other settings ({', '.join(different)}); delete it, "
                     "or write elsewhere with --out"
                 )
-            if whole < path.stat().st_size:  # a line that a kill cut off
-                os.truncate(path, whole)
+            self._whole = whole
         else:
             write_whole(path, json.dumps(self.header, ensure_ascii=False) + "\n")
         self.keys = {dialogue.key for dialogue in self.dialogues}
 
     def append(self, dialogue: Dialogue) -> None:
         """Add a dialogue and have it on disk. Not safe for several threads at once."""
+        if self._whole is not None and self._whole < self.path.stat().st_size:
+            os.truncate(self.path, self._whole)
+        self._whole = None
         append_whole(self.path, json.dumps(asdict(dialogue), ensure_ascii=False) + "\n")
         self.dialogues.append(dialogue)
         self.keys.add(dialogue.key)
 
 
 def read_dialogues(paths: Iterable[str | Path]) -> tuple[list[dict[str, Any]], list[Dialogue]]:
-    """Headers and dialogues of several files. Raises EvaluationError naming the file that is missing or damaged, or
-    when two files hold the same dialogue of the same method."""
+    """Headers and dialogues of several files. Raises EvaluationError naming the file that is missing, empty or damaged,
+    or when two files hold the same dialogue of the same method, or one holds it twice."""
     headers, found, seen = [], list[Dialogue](), dict[tuple[Any, ...], Path]()
     for path in map(Path, paths):
         if not path.is_file():
@@ -172,15 +182,45 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Dialogue], int]:
     """Header, dialogues, and how many bytes the whole lines take."""
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
+    if not whole:
+        raise EvaluationError(f"{path} holds no dialogues: it has no whole line; delete it, or make another")
+    number, found, keys = 1, list[Dialogue](), set[tuple[Any, ...]]()
     try:
-        header, *lines = [json.loads(line) for line in data[:whole].decode("utf-8").split("\n")[:-1]]
+        first, *lines = data[:whole].decode("utf-8").split("\n")[:-1]
+        header = json.loads(first)
         if header["format"] != FORMAT:
             raise EvaluationError(f"{path} holds no dialogues of this version (its format is {header['format']!r})")
-        return header, [_dialogue(line) for line in lines], whole
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise EvaluationError(f"{path} holds no dialogues, or is damaged: {error}") from error
+        for number, line in enumerate(lines, 2):  # noqa: B007  (told by the error)
+            found.append(_dialogue(json.loads(_whole_characters(line))))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise EvaluationError(f"{path} holds no dialogues, or is damaged: line {number}: {error}") from error
+    for number, dialogue in enumerate(found, 2):
+        if (key := (dialogue.method, *dialogue.key)) in keys:
+            raise EvaluationError(
+                f"{path}, line {number}: {' '.join(map(str, key))} is there a second time; two runs wrote the file at "
+                "once: delete one of the lines"
+            )
+        keys.add(key)
+    return header, found, whole
 
 
 def _dialogue(line: Mapping[str, Any]) -> Dialogue:
+    """Raises what a line of another shape makes it raise: readers rely on text where text should be."""
     turns = tuple(DialogueTurn(**turn) for turn in line["turns"])
-    return Dialogue(**{**line, "turns": turns, "stop_tokens": tuple(line.get("stop_tokens", ()))})
+    found = Dialogue(**{**line, "turns": turns, "stop_tokens": tuple(line.get("stop_tokens", ()))})
+    texts = [found.method, found.task, found.instruction, found.model, found.positions, *found.stop_tokens]
+    texts += [*found.traits, *found.traits.values(), *found.facts, *found.facts.values(), *(t.text for t in turns)]
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise TypeError(f"{wrong[0]!r:.80} stands where a text should")
+    if wrong := [turn.speaker for turn in turns if turn.speaker not in get_args(Speaker)]:
+        raise ValueError(f"{wrong[0]!r:.80} is no speaker; they are {', '.join(get_args(Speaker))}")
+    if type(found.trial) is not int or not isinstance(found.resolved, int | None) or found.ended not in get_args(Ended):
+        raise ValueError(f"trial {found.trial!r:.80}, resolved {found.resolved!r:.80} or ended {found.ended!r:.80}")
+    return found
+
+
+def _whole_characters(line: str) -> str:
+    """JSON without halves of surrogate pairs: nobody can hash, send or print them."""
+    if "\\ud" not in line.lower():
+        return line
+    return json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace").decode()

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from urllib.parse import urlsplit
 
 from traitbasis.errors import EvaluationError, TraitBasisError
 
@@ -13,13 +17,17 @@ if TYPE_CHECKING:
     from openai import OpenAI
     from openai.types.chat import ChatCompletion
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
 class RemoteModel:
     """Chat completions at a `url` (``http://localhost:8000/v1``); may be used by several threads at once.
 
-    api_key: sent only when given; no environment variable is read. timeout: seconds for one request. retries: tries
+    api_key: sent only when given, and told by no error; no environment variable is read. timeout: seconds for one
+    request. retries: tries
     more after a lost connection, 408, 409, 429 or 5xx, with growing pauses. what, error, extra: how errors call the
     model, their class, and what to install when the ``openai`` package is missing. Close it, or use it in a ``with``.
     """
@@ -35,15 +43,23 @@ class RemoteModel:
         timeout: float = 600.0,
         retries: int = 6,
     ) -> None:
-        if not re.match(r"https?://[^/]", url):
-            raise error(f"{what}'s URL is {url!r}; it must be a base URL such as http://localhost:8000/v1")
-        self.url, self._api_key = url.rstrip("/"), api_key
+        if not _is_base(url):
+            raise error(
+                f"{what}'s URL is {without_password(url)!r}; it must be a base URL such as http://localhost:8000/v1"
+            )
+        self.url, self._api_key = url.rstrip("/"), (api_key or "").strip() or None  # files end in a line break
+        if self._api_key and not (self._api_key.isascii() and self._api_key.isprintable()):
+            raise error(f"{what}'s API key has characters that no request can carry; was it copied whole?")
         self._opened: OpenAI | None
         self._what, self._error, self._extra, self._timeout, self._retries = what, error, extra, timeout, retries
         self._lock, self._opened = threading.Lock(), None
 
     def complete(self, model: str, **request: Any) -> ChatCompletion:
-        """The reply of `model`. request: as for ``chat.completions.create``. Raises `error`."""
+        """The reply of `model`. request: as for ``chat.completions.create``.
+
+        Its first message has a text or None, and nothing that UTF-8 has not; its usage has whole numbers or is None.
+        Raises `error`, for whatever else comes back too.
+        """
         client = self._client()  # says so when the package is missing
         import openai
 
@@ -61,10 +77,9 @@ class RemoteModel:
             self._fail(f"{where} answered 404 for model {model!r}; {self._served(client)}", error)
         except openai.APIStatusError as error:
             self._fail(f"{where} answered {error.status_code} for model {model!r}: {error.message}", error)
-        except (openai.OpenAIError, ValueError) as error:
+        except (openai.OpenAIError, ValueError, RecursionError) as error:
             self._fail(f"{where} answered what is no chat completion: {error}", error)
-        # A web page gives a str, another API's object no choices.
-        if not getattr(reply, "choices", None):
+        if not _settled(reply):
             raise self._error(f"{where} answered what is no chat completion; a base URL usually ends in /v1")
         return reply
 
@@ -82,7 +97,7 @@ class RemoteModel:
         self.close()
 
     def _fail(self, message: str, cause: Exception) -> NoReturn:
-        raise self._error(message) from cause
+        raise self._error(without_secret(message, self._api_key)) from cause
 
     def _client(self) -> OpenAI:
         with self._lock:
@@ -109,6 +124,73 @@ class RemoteModel:
         return f"it serves: {', '.join(names[:20]) or 'none'}"
 
 
+class Threads:
+    """Calls side by side, as ``ThreadPoolExecutor`` makes them; but when Ctrl-C ends the ``with``, nobody waits for a
+    reply that is still to come: an endpoint may take minutes. Any other error begins no more calls, and waits."""
+
+    def __init__(self, count: int) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._futures = list[Future[Any]]()
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call(*args, **kwargs))
+                except BaseException as error:  # to whoever asks for the result
+                    future.set_exception(error)
+
+        self._futures.append(future)
+        self._calls.put(run)
+        return future
+
+    def _work(self) -> None:
+        while run := self._calls.get():
+            run()
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind:
+            for future in self._futures:
+                future.cancel()
+        for _ in self._threads:
+            self._calls.put(None)
+        if kind is None or issubclass(kind, Exception):
+            for thread in self._threads:
+                thread.join()
+
+
+def _is_base(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:  # a port that is no number, half of an IPv6 address
+        return False
+
+
+def _settled(reply: Any) -> bool:
+    """Whether a reply has a message, as the package does not check: a web page gives a str, another API's object no
+    choices. Makes of the message and the usage what ``RemoteModel.complete`` promises."""
+    choices = getattr(reply, "choices", None)
+    message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
+    content = getattr(message, "content", None)
+    if message is None or isinstance(message, str | list | dict | int) or not isinstance(content, str | None):
+        return False
+    message.content = content and content.encode("utf-8", "replace").decode()
+    used = getattr(reply, "usage", None)
+    counts = [getattr(used, name, None) for name in ("prompt_tokens", "completion_tokens")]
+    if not all(type(count) is int for count in counts):
+        reply.usage = None
+    return True
+
+
 def without_thoughts(text: str) -> str:
     """A reply without what a reasoning model wrote for itself, closed or cut off."""
     return _THOUGHT.sub("", text)
@@ -116,4 +198,9 @@ def without_thoughts(text: str) -> str:
 
 def without_password(url: str) -> str:
     """A URL without user and password, to be shown and written down."""
-    return re.sub(r"(?<=://)[^/@]*@", "", url)
+    return re.sub(r"(?<=://)[^/?#\s]*@", "", url)
+
+
+def without_secret(text: str, secret: str | None) -> str:
+    """A text without a key, which endpoints and clients repeat in their errors, and without passwords in URLs."""
+    return without_password(text.replace(secret, "…") if secret else text)

@@ -371,7 +371,7 @@ def _user(url: str, model: str, key_env: str, positions: str, force: bool) -> Us
     from traitbasis.harness.published import User
 
     body = {**({"positions": positions} if positions != "generated" else {}), **({"force": True} if force else {})}
-    return User(url, model, os.environ.get(key_env) or None, body or None)
+    return User(url, model, os.environ.get(key_env, "").strip() or None, body or None)
 
 
 def _llm(model: str, url: str, temperature: str) -> dict[str, Any]:

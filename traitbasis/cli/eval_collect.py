@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from traitbasis.cli.common import listed, out, progress
+from traitbasis.cli.common import finite, listed, out, progress
 from traitbasis.cli.evaluate import eval_app
 
 _USER_KEY, _AGENT_KEY = "TRAITBASIS_USER_KEY", "TRAITBASIS_AGENT_KEY"
@@ -44,7 +44,9 @@ def collect_dialogues(
     force: Annotated[
         bool, typer.Option("--force", help="Traits beyond their limit, too (TraitBasis servers).")
     ] = False,
-    temperature: Annotated[float | None, typer.Option(min=0, help="By default what the endpoint uses.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="By default what the endpoint uses.")
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Of one turn; by default what the endpoint uses.")
     ] = None,
@@ -54,9 +56,11 @@ def collect_dialogues(
         typer.Option(help="OpenAI-compatible URL of a model that plays the agent; by default the task's script does."),
     ] = "",
     agent_model: Annotated[str, typer.Option(help="Its model id.")] = "",
-    agent_temperature: Annotated[float | None, typer.Option(min=0, help="By default what that endpoint uses.")] = None,
+    agent_temperature: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="By default what that endpoint uses.")
+    ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Dialogues that run at a time.")] = 8,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds that one reply may take.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=1, callback=finite, help="Seconds that one reply may take.")] = 600.0,
     api_key: Annotated[
         str, typer.Option(help="The user's API key, if it wants one.", envvar=_USER_KEY, show_envvar=True)
     ] = "",
@@ -110,7 +114,8 @@ def collect_dialogues(
                 progress=advance,
             )
     said = [turn for dialogue in file.dialogues for turn in dialogue.turns]
-    tokens = sum(sum(turn.made_by.get("usage", {}).values()) for turn in said)
+    usage = [turn.made_by.get("usage") for turn in said]
+    tokens = sum(n for used in usage if isinstance(used, dict) for n in used.values() if type(n) is int)
     out.print(
         f"{path}: {len(file.dialogues)} dialogues ({len(file.dialogues) - before} new), {len(said)} turns, "
         f"{sum(turn.speaker == 'customer' for turn in said)} of them the customer's, {tokens} tokens",

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, err, load_lm, out, progress
+from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, err, finite, load_lm, out, progress
 from traitbasis.cli.evaluate import (
     Dialogues,
     JudgeKey,
@@ -151,7 +151,7 @@ def eval_judge(
         Path | None, typer.Option(help="Answers are kept here, so that a run goes on; by default beside --out.")
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time, for each judge.")] = 4,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one request.")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=1, callback=finite, help="Seconds for one request.")] = 60.0,
 ) -> None:
     """Ask judges, models behind OpenAI-compatible URLs, about whole dialogues.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from traitbasis.cli.common import BasisFile, Device, Dtype, Model, Threads, app, load_lm, out, progress
+from traitbasis.cli.common import BasisFile, Device, Dtype, Model, Threads, app, finite, load_lm, out, progress
 from traitbasis.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def rephrase(
         Literal["bfcl", "messages", "text"] | None, typer.Option("--format", help="By default what it looks like.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Other draws.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0, help="Of every draw.")] = 0.7,
+    temperature: Annotated[float, typer.Option(min=0, callback=finite, help="Of every draw.")] = 0.7,
     model: Model = DEFAULT_MODEL,
     basis: BasisFile = None,
     device: Device = "auto",
@@ -132,6 +133,8 @@ def _served(url: str, model: str, api_key: str, temperature: float, workers: int
 
 
 def _file(path: Path, spec: str, several: bool) -> Path:
+    if several and not re.fullmatch(r"[\w.+-]+", spec):
+        raise typer.BadParameter(f"{spec!r} cannot go into a file's name; write it as in impatience-high+skeptical-low")
     return path.with_name(f"{path.stem}.{spec.replace('+', '.')}{path.suffix}") if several else path
 
 

@@ -24,6 +24,7 @@ from traitbasis.errors import JudgeError
 from traitbasis.evaluation.judgments import LEVELS, Choice, Course, Judgment, Preference, Verdict, shown, side_of
 from traitbasis.evaluation.realism import Pair, both_orders, say_the_same
 from traitbasis.metrics.judge import JudgeModel, as_material, read_objects
+from traitbasis.remote import without_password
 
 COURSES: Mapping[Course, str] = {
     "fade": "it is weaker or gone at the end",
@@ -93,7 +94,9 @@ class LlmRater:
         """From ``URL#MODEL``, as commands take judges."""
         url, _, model = spec.rpartition("#")
         if not url or not model:
-            raise JudgeError(f"a judge is given as URL#MODEL, such as http://localhost:9000/v1#MODEL, not {spec!r}")
+            raise JudgeError(
+                f"a judge is given as URL#MODEL, such as http://localhost:9000/v1#MODEL, not {without_password(spec)!r}"
+            )
         return cls(url, model, **options)
 
     @property
@@ -244,5 +247,5 @@ def raters_from(specs: Sequence[str], api_key: str | None, cache: Path | None, *
     names = [rater.name for rater in raters]
     for spec, rater in zip(dict.fromkeys(specs), raters, strict=True):
         if names.count(rater.name) > 1:
-            rater.name = spec
+            rater.name = without_password(spec)
     return raters

@@ -6,10 +6,12 @@ seeds: what differs between conditions is the steering alone. (The published dro
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from traitbasis.dialogues import model_id_of, spec_of
 from traitbasis.errors import EvaluationError, HarnessError
 from traitbasis.harness.runs import seed_of
 from traitbasis.outcomes import UNSTEERED, Cell
-from traitbasis.remote import without_password
+from traitbasis.remote import without_password, without_secret
 
 
 @dataclass(frozen=True)
@@ -88,21 +90,22 @@ class User:
         said: dict[str, Any] = {}
         for name, traits in conditions.items():
             reply = self._asked(name, traits)
-            told = reply.get("traitbasis") or {}
+            told = _object(reply.get("traitbasis"))
             doses[name] = {key: told.get(key) for key in ("traits", "dose", "share_of_limit", "forced")}
             said = said or {key: told[key] for key in _OF_ALL if key in told}
         url = without_password(self.base)
         if not said:  # somebody else's endpoint
             return {"url": url, "asked_for": self.model, "model": self.model, "body": self.body}
-        listed = self._get(f"/v1/models/{self.model_id({})}").get("traitbasis", {})
-        more = {key: listed[key] for key in ("sampling", "guards", "persona", "max_context") if key in listed}
+        listed = _object(self._get(f"/v1/models/{self.model_id({})}").get("traitbasis"))
+        more: dict[str, Any] = {key: listed[key] for key in _OF_THE_USER if key in listed}
         return {"url": url, "asked_for": self.model, **said, **more, "conditions": doses, "body": self.body}
 
     def traits(self) -> list[str]:
         """The traits that the endpoint can steer. Raises HarnessError where it does not say."""
         told = self._get("/traits")
-        details = told.get("details") or {}
-        found = [trait for trait in told.get("traits", ()) if details.get(trait, {}).get("steerable", True)]
+        names, details = told.get("traits"), _object(told.get("details"))
+        names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        found = [trait for trait in names if _object(details.get(trait)).get("steerable", True)]
         if not found:
             raise HarnessError(f"{without_password(self.base)} does not say which traits it has; name them: --traits")
         return found
@@ -114,18 +117,24 @@ class User:
         ]
         asked = {"model": self.model_id(traits), "messages": messages, "max_tokens": 8, "seed": 0, **(self.body or {})}
         try:
-            return self._send("/v1/chat/completions", asked)
+            reply = self._send("/v1/chat/completions", asked)
+            if not reply.get("choices"):
+                raise ValueError("what came back is no chat completion")
+            return reply
         except urllib.error.HTTPError as error:
-            raise HarnessError(f"the user of condition {name!r} is refused: {_told(error)}") from None
-        except (OSError, ValueError) as error:
             raise HarnessError(
-                f"no simulated user answers at {without_password(self.base)} ({error}); start one: traitbasis serve"
+                f"the user of condition {name!r} is refused: {without_secret(_told(error), self.key)}"
+            ) from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            why = without_secret(f"{type(error).__name__}: {error}", self.key)
+            raise HarnessError(
+                f"no simulated user answers at {without_password(self.base)} ({why}); start one: traitbasis serve"
             ) from None
 
     def _get(self, path: str) -> dict[str, Any]:
         try:
             return self._send(path)
-        except (OSError, ValueError):
+        except (OSError, ValueError, http.client.HTTPException):
             return {}
 
     def _send(self, path: str, body: Any = None) -> dict[str, Any]:
@@ -140,6 +149,7 @@ class User:
 
 # Of what a reply says, that which holds for every turn of every condition.
 _OF_ALL = ("user", "model", "model_fingerprint", "basis", "as", "dtype", "engine", "positions", "versions")
+_OF_THE_USER = ("sampling", "guards", "persona", "max_context")
 
 
 def told(cell: Cell, traits: Mapping[str, Any], user: User, seed: int) -> dict[str, Any]:
@@ -163,9 +173,16 @@ def python_of(given: Path | None) -> Path:
     return given or Path(sys.executable)
 
 
+def _object(value: Any) -> dict[str, Any]:
+    """What should be a JSON object, of an endpoint that may be anybody's."""
+    return value if isinstance(value, dict) else {}
+
+
 def _told(error: urllib.error.HTTPError) -> str:
     """The message of an OpenAI-shaped error, or what stands in its place."""
-    text = error.read().decode(errors="replace")
+    text = ""
+    with suppress(OSError, http.client.HTTPException):  # it broke off
+        text = error.read().decode(errors="replace")
     try:
         return str(json.loads(text)["error"]["message"])
     except (ValueError, LookupError, TypeError):

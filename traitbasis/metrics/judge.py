@@ -16,14 +16,13 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import Future, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
 from traitbasis.chat import Turn
 from traitbasis.errors import JudgeError
-from traitbasis.remote import RemoteModel, without_thoughts
+from traitbasis.remote import RemoteModel, Threads, without_password, without_thoughts
 
 TOP = 10  # of the judge's scale
 MAX_TOKENS = 1024  # a judge that thinks first needs room; one that does not is done after 60
@@ -85,7 +84,7 @@ class JudgeModel:
         )
         if concurrency < 1:
             raise JudgeError(f"concurrency is {concurrency}; it must be at least 1")
-        self.url, self.model = remote.url, model
+        self.url, self.model = without_password(remote.url), model
         self.asked = self.unreadable = 0
         self._remote, self._concurrency = remote, concurrency
         self._answers = _Answers(cache)
@@ -110,7 +109,7 @@ class JudgeModel:
         advance(len(prompts) - sum(repeats[prompt] for prompt in missing))
         unread: list[str] = []
         if missing:
-            with self._remote as remote, _workers(self._concurrency) as pool:
+            with self._remote as remote, Threads(self._concurrency) as pool:
                 tasks: dict[Future[tuple[T | None, str]], str] = {
                     pool.submit(self._ask, remote, prompt, read): prompt for prompt in missing
                 }
@@ -225,16 +224,6 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
         else:
             yield found
         at = text.find("{", end)
-
-
-@contextmanager
-def _workers(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that do not begin what still waits once something has gone wrong."""
-    pool = ThreadPoolExecutor(count)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 class _Answers:
