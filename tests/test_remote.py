@@ -207,19 +207,24 @@ from traitbasis.metrics.judge import JudgeModel
 from traitbasis.remote import RemoteModel
 if sys.argv[1] == "collect":
     _collected(Path(sys.argv[4]) / "a.jsonl", RemoteModel(sys.argv[2]))
+if sys.argv[1] == "rephrase":
+    from traitbasis.rephrase import RemoteWriter, rephrase_file
+    from traitbasis.static_turns import Record
+    records = [Record({"messages": [{"role": "user", "content": "Move it."}] * 50}, "messages", i) for i in range(3)]
+    rephrase_file(RemoteWriter(RemoteModel(sys.argv[2]), "m-{spec}", "off"), records, Path(sys.argv[4]) / "a.jsonl")
 if sys.argv[1] == "judge":
     JudgeModel(sys.argv[2], "m").ask(["?"] * 9, lambda answer, cut: answer)
 """
 
 
-@pytest.mark.parametrize("what", ["collect", "judge"])
+@pytest.mark.parametrize("what", ["collect", "judge", "rephrase"])
 def test_ctrl_c_waits_for_no_slow_endpoint(what: str, tmp_path: Path) -> None:
     """The endpoint would answer after a minute."""
     asked, free = threading.Event(), threading.Event()
 
     class Slow(Raw):
         def answer(self, path: str, headers: dict[str, str], body: bytes | None) -> tuple[int, bytes]:
-            if what == "judge" or len(self.asked) > 1:  # the first turn only opens the file
+            if what != "collect" or len(self.asked) > 1:  # the first turn only opens the file
                 asked.set()
                 free.wait(60)
             self.asked.append({})

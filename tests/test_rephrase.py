@@ -413,6 +413,37 @@ def test_a_file_that_was_made_otherwise_is_left_alone(tmp_path: Path) -> None:
         rephrase_file(Hasty(), records, tmp_path / "c.jsonl", Settings(constrain=True))
 
 
+@pytest.mark.parametrize("content", ["notes of mine", '{"id": 1}', "[1, 2", "notes\nof mine"])
+def test_somebody_elses_file_is_refused_as_it_was(tmp_path: Path, content: str) -> None:
+    """No byte is taken away, whatever its last line looks like."""
+    path = tmp_path / "out.jsonl"
+    path.write_text(content, "utf-8")
+    with pytest.raises(EvaluationError, match="no rephrased record"):
+        rephrase_file(Hasty(), read_records(BFCL)[:1], path)
+    assert path.read_text("utf-8") == content
+
+
+def test_two_runs_do_not_rephrase_into_one_file(tmp_path: Path) -> None:
+    """Every record would be there twice."""
+    records, path, refused = read_records(BFCL)[:2], tmp_path / "out.jsonl", list[bool]()
+
+    def again(turns: int) -> None:
+        if not refused:
+            refused.append(True)
+            with pytest.raises(EvaluationError, match="another run is writing"):
+                rephrase_file(Hasty(), records, path)
+
+    assert len(rephrase_file(Hasty(), records, path, done=again)) == 2 and refused
+    assert len(path.read_text("utf-8").splitlines()) == 2
+
+
+def test_a_spec_that_is_no_file_name_is_told(tmp_path: Path) -> None:
+    result = run(
+        BFCL, "--traits", "../a", "--traits", "b", "--out", tmp_path / "o.jsonl", "--url", "http://127.0.0.1:9"
+    )
+    assert result.exit_code == 2 and "file's name" in result.output
+
+
 def test_messages_and_plain_texts_are_read_and_written_in_their_form(tmp_path: Path) -> None:
     talk = [
         {"role": "system", "content": "You are an agent."},

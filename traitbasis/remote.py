@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -126,7 +127,8 @@ class RemoteModel:
 
 class Threads:
     """Calls side by side, as ``ThreadPoolExecutor`` makes them; but when Ctrl-C ends the ``with``, nobody waits for a
-    reply that is still to come: an endpoint may take minutes. Any other error begins no more calls, and waits."""
+    reply that is still to come, but for a second: an endpoint may take minutes. Any other error begins no more calls,
+    and waits."""
 
     def __init__(self, count: int) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -162,9 +164,10 @@ class Threads:
                 future.cancel()
         for _ in self._threads:
             self._calls.put(None)
-        if kind is None or issubclass(kind, Exception):
-            for thread in self._threads:
-                thread.join()
+        waits = kind is None or issubclass(kind, Exception)
+        until = time.monotonic() + 1
+        for thread in self._threads:
+            thread.join(None if waits else max(0.0, until - time.monotonic()))
 
 
 def _is_base(url: str) -> bool:
