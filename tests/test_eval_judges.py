@@ -22,7 +22,8 @@ from talks import (
     talk,
 )
 
-from traitbasis.errors import JudgeError
+from traitbasis.errors import EvaluationError, JudgeError
+from traitbasis.evaluation.consistency import ALL, consistency
 from traitbasis.evaluation.judges import (
     LlmRater,
     course_prompt,
@@ -36,12 +37,15 @@ from traitbasis.evaluation.judges import (
 from traitbasis.evaluation.judgments import (
     Judgment,
     Verdict,
+    courses_of,
+    judged,
     side_of,
 )
 from traitbasis.evaluation.realism import (
     pairs_of,
     realism,
 )
+from traitbasis.evaluation.sheets import make_sheet
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +118,47 @@ def test_traits_and_verdicts_are_the_judges_by_dialogue(oracle: tuple[str, Oracl
     assert rater.model.unreadable == 1, "anger was not offered"
     judge.answer = says(verdict="Escalate")
     verdicts = rater.consistency(dialogues, DEFINITIONS)
+    both = ["impatience", "skeptical"]
+    asked = [(dialogues[0], ["impatience"]), (dialogues[1], both), (dialogues[2], both)]  # the second is neutral
     assert verdicts == [
-        Verdict(*side_of(dialogue), "W", trait, "escalate")
-        for dialogue in dialogues
-        for trait in sorted(dialogue.traits)
+        Verdict(*side_of(dialogue), "W", trait, "escalate") for dialogue, traits in asked for trait in traits
     ]
+
+
+def test_a_neutral_customer_is_judged_for_every_trait_that_others_intend() -> None:
+    """So is the unsteered method, whatever condition it stood in for; the metric takes both for its null."""
+    dialogues = [
+        talk("m", "t", "Now!", traits={"impatience": "high"}),
+        talk("m", "t", "Hm?", traits={"skeptical": "low"}),
+        talk("m", "t", "Hello."),
+        talk("unsteered", "t", "Hi.", traits={"anger": "low"}),
+    ]
+    asked = [(dialogue.said[0], trait) for dialogue, trait in courses_of(judged("consistency", dialogues))]
+    both = ("impatience", "skeptical")
+    assert asked == [("Now!", both[0]), ("Hm?", both[1]), *((said, t) for said in ("Hello.", "Hi.") for t in both)]
+    verdicts = [Verdict(*side_of(d), "W", trait, "absent") for d, trait in courses_of(dialogues)]
+    rows = consistency(dialogues, verdicts=verdicts, least_turns=1).rows
+    assert {(row.method, row.neutral, row.cases) for row in rows if row.trait == ALL} == {
+        ("m", False, 2),
+        ("m", True, 2),
+        ("unsteered", True, 2),
+    }
+    sheet = make_sheet("consistency", dialogues, DEFINITIONS, items=99)
+    assert {(item.talks[0][1][1], item.trait) for item in sheet.items} == set(asked)
+    for given in (dialogues[2:3], dialogues[3:]):
+        with pytest.raises(EvaluationError, match="with traits"):
+            judged("consistency", given)
+
+
+def test_no_name_of_a_judge_tells_a_password() -> None:
+    """Two judges of one model's name go by their whole specs, and names stand in every judgment."""
+    specs = [f"http://me:pass@word@{host}/v1#m" for host in "ab"]
+    raters = raters_from(specs, "sk-secret", None)
+    assert [rater.name for rater in raters] == ["http://a/v1#m", "http://b/v1#m"]
+    assert "word" not in json.dumps([rater.record for rater in raters])
+    with pytest.raises(JudgeError) as caught:
+        raters_from([f"{specs[0].partition('#')[0]}#"], None, None)
+    assert "http://a/v1" in str(caught.value) and "word" not in str(caught.value)
 
 
 def test_answers_are_kept_and_a_run_goes_on(oracle: tuple[str, Oracle], tmp_path: Path) -> None:

@@ -222,6 +222,20 @@ def test_what_a_model_wrote_is_no_formula_and_no_markup(tmp_path: Path) -> None:
     assert not [name for _, name, _ in document.attributes if name in ("src", "href", "style") or name.startswith("on")]
 
 
+def test_a_cell_comes_back_from_a_spreadsheet_that_drops_what_it_cannot_hold(tmp_path: Path) -> None:
+    """Excel's cells end at 32,767 characters, and no control character is saved."""
+    dialogues = [talk("a", "t", "Long. " * 50_000, "\x00\x0bBell\x07", traits={"impatience": "high"})]
+    sheet = make_sheet("consistency", dialogues, DEFINITIONS, items=1)
+
+    def saved(item: Any) -> dict[str, str]:
+        cell = sheet.cells(item)[1]
+        return {"dialogue": re.sub(r"[\x00-\x09\x0b-\x1f]", "", cell[:32_767]), "verdict": "stable"}
+
+    (verdict,) = read_votes(sheet, [filled(sheet, tmp_path / "anna.csv", saved)]).judgments()
+    assert isinstance(verdict, Verdict) and verdict.verdict == "stable"
+    assert "the rest is on the page" in sheet.cells(sheet.items[0])[1]
+
+
 # ---- The page, in a browser
 
 

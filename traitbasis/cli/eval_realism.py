@@ -161,7 +161,14 @@ def eval_judge(
         raise typer.BadParameter("give at least one --judge URL#MODEL")
     from traitbasis.dialogues import read_dialogues
     from traitbasis.evaluation.judges import raters_from
-    from traitbasis.evaluation.judgments import Preference, agreement, judged, read_judgments, write_judgments
+    from traitbasis.evaluation.judgments import (
+        Preference,
+        agreement,
+        courses_of,
+        judged,
+        read_judgments,
+        write_judgments,
+    )
     from traitbasis.evaluation.realism import pairs_of, realism
     from traitbasis.sweep import versions
 
@@ -169,7 +176,7 @@ def eval_judge(
     others = list[Any](read_judgments(compare, kind)) if compare else []
     asked = judged(kind, found)
     matched = pairs_of(asked) if kind == "realism" else []
-    total = {"realism": 2 * len(matched), "consistency": sum(len(d.traits) for d in asked)}.get(kind, len(asked))
+    total = {"realism": 2 * len(matched), "consistency": len(courses_of(asked))}.get(kind, len(asked))
     sets = [] if kind == "realism" else choose_pairs(traits, pairs, asked)
     kept = cache or out_file.with_suffix(".answers.jsonl")
     raters = raters_from(judge, judge_key or None, kept, concurrency=concurrency, timeout=timeout)

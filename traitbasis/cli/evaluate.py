@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from traitbasis.cli.common import app, listed, load_lm, out, progress
 
@@ -21,7 +22,22 @@ if TYPE_CHECKING:
     from traitbasis.metrics.estimate import Estimate
     from traitbasis.pairs import PairSet
 
-eval_app = typer.Typer(no_args_is_help=True, help="Measure simulated users: dialogues first, then what they show.")
+# As they are used: dialogues, then raters where they are wanted, then the metrics.
+ORDER = (
+    "collect", "judge", "sheet", "votes", "fidelity", "composability", "consistency", "realism", "conduct",
+)  # fmt: skip
+
+
+class _InOrder(TyperGroup):
+    """Commands as ``ORDER`` has them, whichever file added them first; others behind."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+
+eval_app = typer.Typer(
+    cls=_InOrder, no_args_is_help=True, help="Measure simulated users: dialogues first, then what they show."
+)
 app.add_typer(eval_app, name="eval")
 
 Dialogues = Annotated[list[Path], typer.Argument(help="Files of dialogues (traitbasis eval collect), one a method.")]

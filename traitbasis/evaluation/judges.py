@@ -21,7 +21,17 @@ from typing import Any, cast, get_args
 
 from traitbasis.dialogues import Dialogue
 from traitbasis.errors import JudgeError
-from traitbasis.evaluation.judgments import LEVELS, Choice, Course, Judgment, Preference, Verdict, shown, side_of
+from traitbasis.evaluation.judgments import (
+    LEVELS,
+    Choice,
+    Course,
+    Judgment,
+    Preference,
+    Verdict,
+    courses_of,
+    shown,
+    side_of,
+)
 from traitbasis.evaluation.realism import Pair, both_orders, say_the_same
 from traitbasis.metrics.judge import JudgeModel, as_material, read_objects
 from traitbasis.remote import without_password
@@ -131,9 +141,9 @@ class LlmRater:
         *,
         progress: Progress | None = None,
     ) -> list[Verdict]:
-        """How each intended trait goes through each dialogue. definitions: definition and opposite by trait.
-        Unreadable answers are left out."""
-        cases = [(dialogue, trait) for dialogue in dialogues for trait in sorted(dialogue.traits)]
+        """How traits go through dialogues (``courses_of``). definitions: definition and opposite by trait. Unreadable
+        answers are left out."""
+        cases = courses_of(dialogues)
         prompts = [course_prompt(dialogue, trait, *definitions[trait]) for dialogue, trait in cases]
         answers = cast("list[Course | None]", self.model.ask(prompts, read_course, progress=progress))
         return [

@@ -19,6 +19,7 @@ import numpy as np
 
 from traitbasis.dialogues import Dialogue
 from traitbasis.errors import EvaluationError
+from traitbasis.evaluation.transcripts import is_neutral
 from traitbasis.files import write_whole
 from traitbasis.metrics.agreement import Level, krippendorff_alpha
 from traitbasis.metrics.estimate import Estimate, over_tasks
@@ -144,7 +145,8 @@ def shown(dialogue: Dialogue) -> tuple[tuple[str, str], ...]:
 
 def judged(kind: Kind, dialogues: Iterable[Dialogue]) -> list[Dialogue]:
     """The dialogues that a question is asked about: of mixes for composability, of one trait and of neutral customers
-    for fidelity, of customers with traits for consistency, all for realism. Raises EvaluationError when there is none.
+    for fidelity, of customers with traits and neutral ones, the null, for consistency, all for realism. Raises
+    EvaluationError when there is none, for consistency none of a customer with traits.
     """
     least, most, what = {
         "fidelity": (0, 1, "one trait or none"),
@@ -152,10 +154,23 @@ def judged(kind: Kind, dialogues: Iterable[Dialogue]) -> list[Dialogue]:
         "consistency": (1, math.inf, "traits"),
         "realism": (0, math.inf, "any traits"),
     }[kind]
+    dialogues = list(dialogues)
     found = [dialogue for dialogue in dialogues if least <= len(dialogue.traits) <= most]
-    if not found:
+    if not found or (kind == "consistency" and all(map(is_neutral, found))):
         raise EvaluationError(f"there is no dialogue of a customer with {what}, which {kind} is about")
-    return found
+    return dialogues if kind == "consistency" else found
+
+
+def courses_of(dialogues: Sequence[Dialogue]) -> list[tuple[Dialogue, str]]:
+    """What consistency asks: how each intended trait goes through a dialogue; of a neutral customer's, how each trait
+    does that others intend. What a rater finds there is the null: a judge that sees traits everywhere sees them there.
+    """
+    traits = sorted({trait for dialogue in dialogues if not is_neutral(dialogue) for trait in dialogue.traits})
+    return [
+        (dialogue, trait)
+        for dialogue in dialogues
+        for trait in (traits if is_neutral(dialogue) else sorted(dialogue.traits))
+    ]
 
 
 # ---- Agreement

@@ -17,6 +17,7 @@ import hashlib
 import io
 import json
 import random
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -39,6 +40,7 @@ from traitbasis.evaluation.judgments import (
     Side,
     Verdict,
     as_side,
+    courses_of,
     judged,
     player_of,
     shown,
@@ -50,6 +52,8 @@ from traitbasis.votes import folded, read_rows
 
 FORMAT = "traitbasis.sheet/1"
 REPEATS = 0.1  # of the items come a second time
+_CELL = 32_000  # characters; Excel's cells hold 32,767, and an apostrophe and a note may be among them
+_PUT_AWAY = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 Talk = tuple[tuple[str, str], ...]  # speaker, text
 _CHOICES: Mapping[str, Choice] = {"A": "first", "B": "second", "tie": "tie"}
@@ -213,8 +217,10 @@ def make_sheet(
 
 
 def as_text(talk: Talk) -> str:
-    """A dialogue as a spreadsheet shows it, a message a line."""
-    return "\n".join(f"{speaker.capitalize()}: {one_line(text)}" for speaker, text in talk)
+    """A dialogue as a spreadsheet shows it, a message a line. Without what spreadsheets drop when they save a file, so
+    that the cell comes back as it was: control characters, and whatever a cell has no room for."""
+    said = "\n".join(f"{speaker.capitalize()}: {one_line(_PUT_AWAY.sub(' ', text))}" for speaker, text in talk)
+    return said if len(said) <= _CELL else f"{said[:_CELL]} … (the rest is on the page)"
 
 
 # ---- Drawing
@@ -233,9 +239,9 @@ def _candidates(kind: Kind, dialogues: Sequence[Dialogue]) -> dict[_Content, lis
         if not found:
             raise AnnotationError("all pairs of dialogues say the same; there is nothing to choose between")
         return found
-    for dialogue in judged(kind, dialogues):
-        for trait in sorted(dialogue.traits) if kind == "consistency" else [""]:
-            found[(shown(dialogue),), trait].append((side_of(dialogue),))
+    asked = judged(kind, dialogues)
+    for dialogue, trait in courses_of(asked) if kind == "consistency" else [(each, "") for each in asked]:
+        found[(shown(dialogue),), trait].append((side_of(dialogue),))
     return found
 
 
