@@ -447,6 +447,28 @@ def test_the_gate_tells_too_fragile_from_could_not_measure(report: Callable[...,
     assert status == 1 and "there is no drop to judge" in said
 
 
+def test_the_gate_is_not_green_on_nothing(report: Callable[..., tuple[int, str]]) -> None:
+    """An agent that solves nothing loses nothing, and a run that broke off or failed has tasks that nobody saw."""
+    hopeless = write_solved(Path("hopeless.jsonl"), alike([0, 0], [0, 0]))
+    status, said = report(hopeless, "--max-drop", "1")
+    assert status == 1 and "nothing was solved with the unsteered user" in said
+    assert report(hopeless)[0] == 0
+    tasks = {"retail": tuple(f"{i:02}" for i in range(20))}
+    for done, wanted in ((17, 1), (18, 0)):
+        solved = alike([1], [1], tasks=done)
+        stopped = write_solved(Path("stopped.jsonl"), solved, tasks=tasks)
+        status, said = report(stopped, "--max-drop", "0.1")
+        assert status == wanted and ("only 17 of 20 planned tasks have both sides" in said) is bool(wanted)
+        failed = [episode(HIGH, task, infrastructure=True, success=0) for task in tasks["retail"][done:]]
+        played = [episode("unsteered", task) for task in tasks["retail"][done:]]
+        broken = write(
+            Path("broken.jsonl"), header(list(solved), 1, tasks=tasks), [*episodes(solved), *failed, *played]
+        )
+        assert report(broken, "--max-drop", "0.1")[0] == wanted
+    fragile = write_solved(Path("fragile.jsonl"), alike([1], [0], tasks=2), tasks=tasks)
+    assert report(fragile, "--max-drop", "0.1")[0] == 3, "a drop that is seen is one, whatever is still to do"
+
+
 def test_a_confident_gate_wants_the_whole_interval(report: Callable[..., tuple[int, str]]) -> None:
     solved = alike([1], [1], tasks=20)
     for task in ("00", "01", "02", "03"):

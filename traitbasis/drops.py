@@ -28,6 +28,7 @@ Trials = Mapping[Task, Sequence[Episode]]
 
 DRAWS = 2000  # of every interval
 FEW_TASKS = 10  # below, intervals are too narrow: in a simulation 95 % ones held 85 % of the time with five
+ENOUGH = 0.9  # of a condition's planned tasks, to conclude that an agent does not lose too much
 _UNEVEN = 0.02  # of infrastructure failures, between two conditions, that a reader is told of
 _ALL_FLIPS = 14  # differing tasks up to which every sign is tried
 _FLIPS = 20_000  # drawn otherwise
@@ -219,14 +220,27 @@ def breaches(found: Iterable[Robustness], allowed: float, confident: bool = Fals
     ]
 
 
-def unmeasured(found: Iterable[Robustness], confident: bool = False) -> list[tuple[str, Drop]]:
-    """Agents' names and drops that no task (with `confident`: no two) says anything about."""
+def unmeasured(found: Iterable[Robustness], confident: bool = False) -> list[tuple[str, Drop, str]]:
+    """Agents' names and drops that nothing can be concluded from, with why: no task (with `confident`: no two) has both
+    sides; fewer than ``ENOUGH`` of those planned have, so that those which failed or are still to be played may be the
+    ones that matter; or there was nothing to lose."""
     return [
-        (robustness.agent.name, drop)
+        (robustness.agent.name, drop, why)
         for robustness in found
         for drop in robustness.pooled
-        if math.isnan(drop.drop.low if confident else drop.drop.value)
+        if (why := _why_not(robustness, drop, confident))
     ]
+
+
+def _why_not(found: Robustness, drop: Drop, confident: bool) -> str:
+    planned = {cell[:2] for cell in found.agent.planned if cell.condition == drop.condition}
+    if math.isnan(drop.drop.low if confident else drop.drop.value):
+        return f"{'fewer than two tasks have' if confident else 'no task has'} both sides"
+    if drop.tasks < ENOUGH * len(planned):
+        return f"only {drop.tasks} of {len(planned)} planned tasks have both sides"
+    if drop.unsteered.value <= _EXACT:
+        return "nothing was solved with the unsteered user, so that there was nothing to lose"
+    return ""
 
 
 # ---- Statistics
