@@ -22,8 +22,11 @@ from talks import (
     filled,
     many,
     talk,
+    write_dialogues,
 )
+from typer.testing import CliRunner
 
+from traitbasis import cli
 from traitbasis.annotate import unprotect
 from traitbasis.errors import AnnotationError, EvaluationError
 from traitbasis.evaluation.judgments import (
@@ -234,6 +237,37 @@ def test_a_cell_comes_back_from_a_spreadsheet_that_drops_what_it_cannot_hold(tmp
     (verdict,) = read_votes(sheet, [filled(sheet, tmp_path / "anna.csv", saved)]).judgments()
     assert isinstance(verdict, Verdict) and verdict.verdict == "stable"
     assert "the rest is on the page" in sheet.cells(sheet.items[0])[1]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "realism {a} --no-model-free --judgments {j} --out {b}",
+        "fidelity {a} --no-instruments --judgments {j} --out {j}",
+        "fidelity {a} --html {b}",
+        "composability {a} --cache {b}",
+        "consistency {a} --plot {b}",
+        "conduct {b} --out {a}",
+        "conduct {b} --out {b}",
+        "judge realism {a} --judge http://127.0.0.1:9/v1#m --out {b}",
+        "judge realism {a} {b} --judge http://127.0.0.1:9/v1#m --out {new} --cache {a}",
+        "votes {key} {votes} --out {votes}",
+        "votes {key} {votes} --out {a}",
+    ],
+)
+def test_nothing_is_written_over_what_took_long_to_make(command: str, tmp_path: Path) -> None:
+    """Dialogues and judgments, whether the command reads them or an option has the wrong path."""
+    a, b, *_ = write_dialogues(tmp_path, many())
+    votes = tmp_path / "anna.csv"
+    votes.write_text("item,choice\n")
+    judged_here = write_judgments(tmp_path / "j.jsonl", "realism", [], {})
+    _, _, key = make_sheet("realism", many(), {}, items=2).save(tmp_path)
+    files = {"a": a, "b": b, "j": judged_here, "key": key, "votes": votes, "new": tmp_path / "new.jsonl"}
+    kept = {path: path.read_bytes() for path in files.values() if path.exists()}
+    arguments = [part.format(**files) for part in command.split()]
+    ran = CliRunner(env={"COLUMNS": "500"}).invoke(cli.app, ["eval", *arguments])
+    assert ran.exit_code == 2 and "would be written over" in ran.output, (ran.output, ran.exception)
+    assert kept == {path: path.read_bytes() for path in files.values() if path.exists()}
 
 
 # ---- The page, in a browser

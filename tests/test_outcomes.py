@@ -528,6 +528,17 @@ def test_the_command_prints_tables_and_writes_every_figure(report: Callable[...,
     assert record([measured(made(WORKED))])["oracle"] is None
 
 
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_no_report_is_written_over_a_run(report: Callable[..., tuple[int, str]], option: str) -> None:
+    """Neither over one that is read, nor over another, whose path stands there by mistake."""
+    one = write_solved(Path("one.jsonl"), WORKED)
+    two = write_solved(Path("two.jsonl"), WORKED)
+    kept = two.read_bytes()
+    for read in (one, two):
+        status, said = report(read, option, two)
+        assert status == 2 and "two.jsonl would be written over" in said and two.read_bytes() == kept
+
+
 def test_markdown_cannot_be_broken_by_a_name(report: Callable[..., tuple[int, str]]) -> None:
     status, said = report(write_solved(Path("run.jsonl"), WORKED), "--markdown")
     assert status == 0 and f"| {HIGH} | 0.67" in said and "┃" not in said

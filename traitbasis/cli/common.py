@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
@@ -99,6 +100,23 @@ def finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no number to go on with; give a finite one")
     return value
+
+
+def spare(written: Iterable[Path | None], read: Iterable[Path | None] = (), over: str = "") -> None:
+    """Raises BadParameter before a file is written over that a command reads, or that took long to make (dialogues, runs,
+    judgments), whichever command line was mistyped. over: the kind that may be, ``judgments``."""
+    inputs = {path.resolve() for path in read if path}
+    for path in filter(None, written):
+        kind = None
+        if path.is_file():
+            with path.open("rb") as file:
+                kind = re.match(rb'\{\s*"format":\s*"traitbasis\.(\w+)/', file.read(200))
+        if path.resolve() in inputs or (kind and kind[1] in _COLLECTED and kind[1] != over.encode()):
+            holds = f"it holds {kind[1].decode()}" if kind else "it is read"
+            raise typer.BadParameter(f"{path} would be written over, and {holds}; write elsewhere")
+
+
+_COLLECTED = (b"dialogues", b"run", b"judgments", b"sheet")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, err, out
+from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, err, out, spare
 from traitbasis.cli.evaluate import (
     Cache,
     Dialogues,
@@ -63,6 +63,7 @@ def eval_consistency(
     from traitbasis.evaluation.judgments import agreement, read_headers, read_judgments
     from traitbasis.evaluation.transcripts import provenance
 
+    spare([out_file, plot, cache], [*dialogues, *(judgments or ())])
     headers, found = read_dialogues(dialogues)
     verdicts = read_judgments(judgments, "consistency") if judgments else []
     if not (instruments or verdicts):
@@ -109,6 +110,7 @@ def eval_conduct(
     from traitbasis.evaluation.conduct import DEFINITIONS, conduct
     from traitbasis.evaluation.transcripts import provenance, read_transcripts
 
+    spare([out_file], dialogues)
     headers, found = read_transcripts(dialogues)
     groups = conduct(found, by_condition=by == "condition", seed=seed)
     for part, names in DEFINITIONS.items():

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, err, finite, load_lm, out, progress
+from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, err, finite, load_lm, out, progress, spare
 from traitbasis.cli.evaluate import (
     Dialogues,
     JudgeKey,
@@ -79,6 +79,7 @@ def eval_realism(
     from traitbasis.metrics.estimate import finite
     from traitbasis.sweep import versions
 
+    spare([out_file, cache], [*dialogues, *(judgments or ()), reference])
     headers, found = read_dialogues(dialogues)
     pairs_of(found)  # raises where there is nothing to compare, before a model is loaded
     preferences: list[Preference] = []
@@ -172,6 +173,7 @@ def eval_judge(
     from traitbasis.evaluation.realism import pairs_of, realism
     from traitbasis.sweep import versions
 
+    spare([out_file, cache], [*dialogues, *(compare or ())], over="judgments")
     headers, found = read_dialogues(dialogues)
     others = list[Any](read_judgments(compare, kind)) if compare else []
     asked = judged(kind, found)
@@ -262,6 +264,7 @@ def eval_votes(
     from traitbasis.evaluation.sheets import Sheet, read_votes
     from traitbasis.sweep import versions
 
+    spare([out_file], [key, *votes], over="judgments")
     sheet = Sheet.load(key)
     read = read_votes(sheet, votes)
     said = read.judgments()

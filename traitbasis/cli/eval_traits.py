@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, out
+from traitbasis.cli.common import Device, Dtype, Header, Model, Threads, out, spare
 from traitbasis.cli.evaluate import (
     Cache,
     Dialogues,
@@ -65,6 +65,7 @@ def eval_fidelity(
     """
     from traitbasis.evaluation.fidelity import fidelity
 
+    spare([out_file, html, cache], [*dialogues, *(judgments or ())])
     reading = Reading(model, device, dtype, threads, as_, cache) if instruments else None
     with _page(html):
         rated = _rate("fidelity", dialogues, judgments, traits, pairs, reading, seed)
@@ -98,6 +99,7 @@ def eval_composability(
     """
     from traitbasis.evaluation.composability import composability
 
+    spare([out_file, html, cache], [*dialogues, *(judgments or ())])
     reading = Reading(model, device, dtype, threads, as_, cache) if instruments else None
     with _page(html):
         rated = _rate("composability", dialogues, judgments, traits, pairs, reading, seed)

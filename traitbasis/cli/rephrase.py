@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from traitbasis.cli.common import BasisFile, Device, Dtype, Model, Threads, app, finite, load_lm, out, progress
+from traitbasis.cli.common import BasisFile, Device, Dtype, Model, Threads, app, finite, load_lm, out, progress, spare
 from traitbasis.embedded import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def rephrase(
     if check:
         if rephrased is None or traits:
             raise typer.BadParameter("--check takes two files and no --traits: --check original.json rephrased.json")
+        spare([out_file], [source, rephrased])
         found = audit(read_records(source, form), read_records(rephrased))
         _show(str(rephrased), found)
         if out_file:

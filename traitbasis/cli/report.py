@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from traitbasis.cli.common import app, err, out
+from traitbasis.cli.common import app, err, out, spare
 
 if TYPE_CHECKING:
     from traitbasis.drop_tables import Grid
@@ -65,6 +65,7 @@ def report(
         raise typer.BadParameter("says how --max-drop is meant; give that, too", param_hint="--confident")
     if max_drop is not None and not 0 <= max_drop <= 1:  # nan is neither
         raise typer.BadParameter("is a share of tasks, such as 0.1", param_hint="--max-drop")
+    spare([json_file, html], [*runs, *(floor or ())])
     agents, oracle = by_agent([read_run(path) for path in runs], [read_run(path) for path in floor or ()])
     found = [measure(agent, oracle, ks) for agent in agents]
 
