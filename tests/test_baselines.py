@@ -268,6 +268,18 @@ def test_of_several_draws_the_one_with_most_facts_is_kept(tmp_path, lm, paper):
     assert written["format"] == json.loads(path.read_text(encoding="utf-8").splitlines()[0])["format"]
 
 
+def test_two_runs_do_not_make_one_training_set(tmp_path):
+    """Every sample would be in it twice."""
+    made = data.SampleFile(tmp_path / "a.jsonl", {})
+    again = data.SampleFile(tmp_path / "a.jsonl", {})
+    sample = data.Sample("s", "pairs", None, None, (data.Turn("system", "Buy."),), "Hi.", "", (), {})
+    made.append([sample])
+    made.append([sample])
+    with pytest.raises(EvaluationError, match="another run is writing"):
+        again.append([sample])
+    assert len(data.read_samples(tmp_path / "a.jsonl")[1]) == 2
+
+
 def test_a_damaged_or_missing_training_set_is_refused(tmp_path):
     with pytest.raises(EvaluationError, match=r"no training set at .*experiments\.baselines data"):
         data.read_samples(tmp_path / "none.jsonl")

@@ -641,6 +641,12 @@ def test_the_curves_are_drawn_and_described(tmp_path: Path) -> None:
         save_figure(figure, tmp_path / "curves.docx")
 
 
+def test_a_method_may_have_dollar_signs_in_its_name(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figure = consistency_figure(measure([long(FADING, method="$\\frac$"), *neutrals()]))
+    assert "frac$" in save_figure(figure, tmp_path / "curves.svg").read_text()
+
+
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model, pairs of its own, and dialogues in which one customer says x all the time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ from typer.testing import CliRunner
 
 from traitbasis import cli
 from traitbasis.annotate import unprotect
+from traitbasis.cli.evaluate import save_figures
 from traitbasis.errors import AnnotationError, EvaluationError
 from traitbasis.evaluation.judgments import (
     Kind,
@@ -268,6 +270,13 @@ def test_nothing_is_written_over_what_took_long_to_make(command: str, tmp_path: 
     ran = CliRunner(env={"COLUMNS": "500"}).invoke(cli.app, ["eval", *arguments])
     assert ran.exit_code == 2 and "would be written over" in ran.output, (ran.output, ran.exception)
     assert kept == {path: path.read_bytes() for path in files.values() if path.exists()}
+
+
+def test_what_is_no_number_in_a_header_ends_no_evaluation(tmp_path: Path) -> None:
+    """JSON has no nan; Python's reads and writes it, and so may have what made a file of dialogues."""
+    save_figures(tmp_path / "f.json", {"headers": [{"sampling": {"temperature": float("nan")}}, (float("inf"), 0.5)]})
+    found = json.loads((tmp_path / "f.json").read_text(), parse_constant=pytest.fail)
+    assert found == {"headers": [{"sampling": {"temperature": None}}, [None, 0.5]]}
 
 
 # ---- The page, in a browser

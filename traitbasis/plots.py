@@ -294,10 +294,12 @@ def finish_figure(figure: Figure, axes: Any, label: str, handles: Sequence[Any],
     for axis in axes[-1]:
         axis.set_xlabel(label)
         axis.xaxis.set_major_locator(FixedLocator(list(ticks)) if ticks else MaxNLocator(integer=True))
-    figure.legend(
+    legend = figure.legend(
         handles=handles, loc="outside lower center", ncols=min(len(handles), 3), frameon=False,
         labelcolor=INK, fontsize="small",
     )  # fmt: skip
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a name may have dollar signs
 
 
 def legend_handle(color: str, marker: str, linestyle: str, label: str, face: str | None = None, size: float = 5) -> Any:

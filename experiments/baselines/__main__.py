@@ -319,6 +319,6 @@ def _saved(path: Path) -> None:
 if __name__ == "__main__":
     try:
         app()
-    except TraitBasisError as error:
+    except (TraitBasisError, OSError) as error:  # OSError names the file itself
         err.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(1)

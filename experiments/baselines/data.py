@@ -29,7 +29,7 @@ from typing import Any, Literal
 from traitbasis.chat import Turn
 from traitbasis.collect import dialogue_prompt
 from traitbasis.errors import EvaluationError
-from traitbasis.files import write_whole
+from traitbasis.files import alone, append_whole, write_whole
 from traitbasis.pairs import Pair, PairSet, file_hash, fold, pair_set_hash
 from traitbasis.simulator import UserSimulator
 from traitbasis.sweep import versions
@@ -89,13 +89,15 @@ class SampleFile:
                 os.truncate(path, whole)
         else:
             write_whole(path, json.dumps(self.header, ensure_ascii=False) + "\n")
+        self._size = path.stat().st_size
 
     def append(self, samples: Sequence[Sample]) -> None:
-        """Add samples and have them on disk."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(_line(sample), ensure_ascii=False) + "\n" for sample in samples)
-            file.flush()
-            os.fsync(file.fileno())
+        """Add samples and have them on disk. Raises EvaluationError when another run has added some meanwhile."""
+        with alone(self.path, EvaluationError):
+            if self.path.stat().st_size != self._size:
+                raise EvaluationError(f"another run is writing {self.path}; wait for it, and run this again")
+            append_whole(self.path, "".join(json.dumps(_line(sample), ensure_ascii=False) + "\n" for sample in samples))
+            self._size = self.path.stat().st_size
         self.samples += samples
 
 

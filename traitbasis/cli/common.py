@@ -103,8 +103,8 @@ def finite(value: float | None) -> float | None:
 
 
 def spare(written: Iterable[Path | None], read: Iterable[Path | None] = (), over: str = "") -> None:
-    """Raises BadParameter before a file is written over that a command reads, or that took long to make (dialogues, runs,
-    judgments), whichever command line was mistyped. over: the kind that may be, ``judgments``."""
+    """Raises BadParameter before a file is written over that a command reads, or that took long to make (dialogues,
+    runs, judgments), whichever command line was mistyped. over: the kind that may be, ``judgments``."""
     inputs = {path.resolve() for path in read if path}
     for path in filter(None, written):
         kind = None

@@ -6,6 +6,7 @@ Here is what its commands share; each file ``eval_*.py`` adds some of them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,8 +115,17 @@ def print_agreement(alphas: Mapping[tuple[str, ...], Estimate]) -> None:
 
 
 def save_figures(path: Path, figures: Mapping[str, Any]) -> None:
-    """Write figures as JSON, whole, and say where. Raises ValueError for nan."""
+    """Write figures as JSON, whole, and say where. What is no number in the headers of files that were read is null; of
+    the figures, each says so itself."""
     from traitbasis.files import write_whole
 
-    write_whole(path, json.dumps(figures, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(_without_nan(figures), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     out.print("saved:", path, soft_wrap=True, markup=False)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nan(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
