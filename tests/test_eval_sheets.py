@@ -272,6 +272,11 @@ def test_nothing_is_written_over_what_took_long_to_make(command: str, tmp_path: 
     assert kept == {path: path.read_bytes() for path in files.values() if path.exists()}
 
 
+def test_no_trait_takes_the_place_of_another_column() -> None:
+    with pytest.raises(AnnotationError, match="'comment' would be a column twice"):
+        make_sheet("fidelity", many(), {**DEFINITIONS, "comment": ("Comments.", "Is silent.")}, items=3)
+
+
 def test_what_is_no_number_in_a_header_ends_no_evaluation(tmp_path: Path) -> None:
     """JSON has no nan; Python's reads and writes it, and so may have what made a file of dialogues."""
     save_figures(tmp_path / "f.json", {"headers": [{"sampling": {"temperature": float("nan")}}, (float("inf"), 0.5)]})

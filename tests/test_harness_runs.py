@@ -287,6 +287,7 @@ def test_episodes_are_counted_by_condition_and_domain(tmp_path: Path) -> None:
     assert (here.agent.prompt, here.agent.completion) == (20, 4)
     total = counted["", ""]
     assert (total.planned, total.done, total.solved, total.errors, total.cost) == (24, 3, 1, 1, None)
+    assert (total.known, total.silent, here.known, here.silent) == (1.0, 3, 1.0, 2), "nobody said the user's tokens"
 
 
 # --- workers ---
@@ -327,6 +328,25 @@ def test_an_endpoint_that_is_gone_ends_the_run_and_fails_nobody(fake: Fake) -> N
         for outcome in play_all(cells(6), fake.start, concurrency=1):
             outcomes.append(outcome)
     assert [cell.task for cell, _ in outcomes] == ["0", "1"]
+
+
+@pytest.mark.parametrize("said", ["1", "[]", "{}", "null", "Loading ..."])
+def test_an_interpreter_that_says_something_else_is_no_worker(tmp_path: Path, said: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{said}'\n")
+    python.chmod(0o755)
+    with pytest.raises(WorkerDied):
+        Worker(command_of(python, "tau_trait"), {})
+
+
+def test_totals_say_what_is_known_and_what_is_not(fake: Fake, user: ServedUser) -> None:
+    """One worker that died does not hide what the others cost."""
+    fake.does(t1="dies")
+    ran = bench(*usual(fake, user, "--tasks", "0-2", "--no-baseline", "--concurrency", 1))
+    assert (
+        ran.exit_code == 1
+        and "agent 20/4, user 10/2 (unknown of 1 episodes); $1.00 and what is unknown" in " ".join(ran.output.split())
+    ), ran.output
 
 
 def test_failures_in_a_row_end_the_run(fake: Fake) -> None:

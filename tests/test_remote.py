@@ -45,7 +45,7 @@ class Raw(ScriptedAgent):
     status, content = 200, b""
 
     def answer(self, path: str, headers: dict[str, str], body: bytes | None) -> tuple[int, bytes]:
-        self.asked.append({"headers": headers})
+        self.asked.append({"headers": headers, "body": json.loads(body or b"null")})
         return self.status, self.content
 
 
@@ -112,6 +112,14 @@ def test_half_a_surrogate_pair_does_not_end_a_dialogue(raw: Raw, tmp_path: Path)
         _collected(tmp_path / "a.jsonl", remote)
     _, (dialogue,) = read_dialogues([tmp_path / "a.jsonl"])
     assert dialogue.said == ("Hi ?", "Hi ?")
+
+
+def test_half_a_surrogate_pair_is_sent_as_a_character(raw: Raw) -> None:
+    """A benchmark's own turns may have one."""
+    raw.content = json.dumps(completion()).encode()
+    with RemoteModel(f"{raw.url}/v1", retries=0) as remote:
+        remote.complete("m", messages=[{"role": "user", "content": "Hi \ud83d"}])
+    assert raw.asked[0]["body"]["messages"] == [{"role": "user", "content": "Hi ?"}]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422, 429, 500, 503])

@@ -3,6 +3,7 @@ error that says what to do. Needs the ``openai`` package, which is optional."""
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -65,6 +66,9 @@ class RemoteModel:
         import openai
 
         where = f"{self._what} at {without_password(self.url)}"
+        if "messages" in request:  # a benchmark may have half of a surrogate pair, which cannot be sent
+            text = json.dumps(request["messages"], ensure_ascii=False)
+            request["messages"] = json.loads(text.encode("utf-8", "replace"))
         try:
             reply: ChatCompletion = client.chat.completions.create(model=model, **request)
         except openai.APITimeoutError as error:

@@ -319,14 +319,17 @@ def _table(file: RunFile) -> Table:
     header: Header = file.header
     counted = tally(header, file.episodes.values())
     totals = counted["", ""]
-    cost = "cost unknown" if totals.cost is None else f"${totals.cost:.2f}"
+    more = " and what is unknown" if totals.cost is None else ""
+    cost = f"${totals.known:.2f}{more}" if totals.known or not more else "cost unknown"
+    silent = f" (unknown of {totals.silent} episodes)" if totals.silent else ""
+    agent, user = (f"{side.prompt}/{side.completion}" for side in (totals.agent, totals.user))
     who = header.agent.get("model") or header.agent["kind"]
     table = Table(
         "condition",
         *(f"{domain}: solved" for domain in header.tasks or {}),
         title=f"{header.harness} {header.harness_version}, agent {who}",
-        caption=f"{totals.done} of {totals.planned} episodes, {totals.errors} errors; tokens in/out: agent "
-        f"{totals.agent.prompt}/{totals.agent.completion}, user {totals.user.prompt}/{totals.user.completion}; {cost}",
+        caption=f"{totals.done} of {totals.planned} episodes, {totals.errors} errors; "
+        f"tokens in/out: agent {agent}, user {user}{silent}; {cost}",
     )
 
     def cell(one: Tally) -> str:

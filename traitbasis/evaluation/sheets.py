@@ -197,6 +197,8 @@ def make_sheet(
     """
     if items < 1:
         raise AnnotationError(f"a sheet of {items} items is none; give at least one")
+    if taken := {*traits} & {"item", "dialogue", "trait", "comment", "annotator"}:
+        raise AnnotationError(f"a trait named {min(taken)!r} would be a column twice; give its pairs another name")
     candidates = _candidates(kind, list(dialogues))
     content = json.dumps([[talks, trait] for talks, trait in sorted(candidates)])
     rng = random.Random(f"{seed} {kind} {hashlib.sha256(content.encode()).hexdigest()}")

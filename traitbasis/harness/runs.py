@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from traitbasis.dialogues import endpoint_seed
 from traitbasis.errors import HarnessError
@@ -142,7 +142,7 @@ def pick_tasks(there: Mapping[str, Sequence[str]], wanted: str) -> dict[str, tup
 @dataclass
 class Tally:
     """Episodes counted. solved: of those that are no errors. agent, user: tokens. cost: the agent's, in dollars; None
-    when it is unknown of any."""
+    when it is unknown of any. known: what is known of it. silent: episodes of which not all tokens are known."""
 
     planned: int = 0
     done: int = 0
@@ -151,16 +151,20 @@ class Tally:
     agent: Tokens = field(default_factory=Tokens)
     user: Tokens = field(default_factory=Tokens)
     cost: float | None = 0.0
+    known: float = 0.0
+    silent: int = 0
 
     def add(self, episode: Episode) -> None:
         self.done += 1
         self.solved += episode.success and not episode.infrastructure
         self.errors += episode.infrastructure
         self.agent, self.user = (_sum(mine, episode.tokens.get(side)) for side, mine in self._sides())
+        self.silent += any(episode.tokens.get(side) is None for side, _ in self._sides())
         cost = episode.cost.get("agent")
+        self.known += cost or 0.0
         self.cost = None if cost is None or self.cost is None else self.cost + cost
 
-    def _sides(self) -> tuple[tuple[Any, Tokens], ...]:
+    def _sides(self) -> tuple[tuple[Literal["agent", "user"], Tokens], ...]:
         return ("agent", self.agent), ("user", self.user)
 
 

@@ -82,6 +82,8 @@ class Worker:
             self._process.stdin.write(json.dumps(what) + "\n")
             self._process.stdin.flush()
             answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+            if not isinstance(answer, dict) or not answer.keys() & {"ready", "episode", "failed"}:
+                raise ValueError("somebody else writes to the driver's output")
         except (OSError, ValueError):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LEFT_SECONDS)
