@@ -24,6 +24,7 @@ from traitbasis.pairs import (
     PairLoader,
     PairSet,
     fold,
+    known_emotions,
     known_traits,
     lexical_shortcuts,
     load_pairs,
@@ -227,7 +228,7 @@ class _Check:
                 self.add(message, *at)
         aliases = self.document.get("aliases")
         for name in (self.document.get("trait"), *(aliases if isinstance(aliases, list) else ())):
-            owner = shipped_names().get(name) if isinstance(name, str) else None
+            owner = shipped_names().get(name) if isinstance(name, str) and name not in known_emotions() else None
             if owner and owner != self.document.get("trait"):
                 what = "trait" if name == self.document.get("trait") else "aliases"
                 self.add(f"{name!r} is a name of {owner!r}, a trait that ships; one basis could not hold both", what)

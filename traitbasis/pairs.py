@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,13 +36,15 @@ from traitbasis.errors import PairError
 from traitbasis.spec import LEVELS
 
 Use = Literal["default", "extra", "heldout"]
-Family = Literal["temperament", "communication", "conduct", "knowledge"]
+Family = Literal[
+    "temperament", "communication", "conduct", "knowledge", "anger", "fear", "disgust", "sadness", "enjoyment"
+]
 PAPER_TRAITS = ("confusion", "impatience", "incoherence", "skeptical")
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
 
 # What a trait cannot be called: these mean something else in commands and trait specs, or are files beside a trait's.
-RESERVED = ("all", "basis", "baselines", "judge", *LEVELS)
+RESERVED = ("all", "emotions", "basis", "baselines", "judge", *LEVELS)
 
 LENGTH_RATIO = 1.6  # a longer response must not be the trait: the longer side has at most this many times the words
 
@@ -119,9 +122,9 @@ class Pair(Strict):
 class PairSet(Strict):
     """The pairs of one trait, in file order.
 
-    family: where the trait stands in the library. markers: words and marks that belong to the trait (``please`` to
-    politeness) and are no shortcut. length_free: the trait is a matter of length (terse, rambling), so its two sides
-    may differ in it.
+    family: where the trait stands in the library, or an emotion's own family. markers: words and marks that belong to
+    the trait (``please`` to politeness) and are no shortcut. length_free: the trait is a matter of length (terse,
+    rambling), so its two sides may differ in it.
     """
 
     trait: Name
@@ -212,24 +215,41 @@ class PairLoader(yaml.SafeLoader):
 
 
 def known_traits() -> list[str]:
-    """Names of the traits whose pairs ship with the package."""
-    folder = resources.files("traitbasis.contrastive_pairs")
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    """Names of the traits whose pairs ship with the package and whose vectors do, too: what ``all`` means."""
+    return _names_in(resources.files("traitbasis.contrastive_pairs"))
+
+
+def known_emotions() -> list[str]:
+    """Names of the emotions and dimensions whose pairs ship; their vectors are for you to extract.
+
+    They are 22 emotions and what goes with each in tau-Emotion-Bench: ``politeness_warm`` (at the other pole cold),
+    ``urgency_high`` (low) and ``trust_trusting`` (skeptical).
+    """
+    return _names_in(resources.files("traitbasis.contrastive_pairs") / "emotions")
+
+
+def named_pairs(names: Sequence[str]) -> list[str]:
+    """Names with ``all`` (the traits) and ``emotions`` written out, each once, for ``load_pairs``."""
+    groups = {"all": known_traits, "emotions": known_emotions}
+    return list(dict.fromkeys(one for name in names for one in (groups[name]() if name in groups else [name])))
 
 
 def load_pairs(source: str | Path) -> PairSet:
-    """Read and validate a pair file, given its path or the name of a shipped trait.
+    """Read and validate a pair file, given its path or the name of a shipped trait or emotion.
 
-    Raises PairError naming the file, the pair and the field.
+    A name may say where it is: ``emotions/frustration``. Raises PairError naming the file, the pair and the field.
     """
     path = Path(source)
     if path.suffix not in (".yaml", ".yml"):
-        if str(source) not in known_traits():
+        shipped = {**{name: f"emotions/{name}" for name in known_emotions()}, **{name: name for name in known_traits()}}
+        name = str(source).replace("\\", "/")
+        place = name if name in shipped.values() else shipped.get(name)
+        if place is None:
             raise PairError(
-                f"no contrastive pairs for trait {str(source)!r}; shipped: {', '.join(known_traits())}; "
-                "for your own, give the path of a .yaml file"
+                f"no contrastive pairs for trait {str(source)!r}; shipped: {', '.join(known_traits())}; emotions: "
+                f"{', '.join(known_emotions())}; for your own, give the path of a .yaml file"
             )
-        path = Path(str(resources.files("traitbasis.contrastive_pairs") / f"{source}.yaml"))
+        path = Path(str(resources.files("traitbasis.contrastive_pairs") / f"{place}.yaml"))
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), PairLoader)
     except OSError as error:
@@ -283,6 +303,10 @@ def words(text: str) -> list[str]:
 def fold(text: str) -> str:
     """Text as facts are compared: case and runs of white space do not matter."""
     return " ".join(text.casefold().split())
+
+
+def _names_in(folder: Traversable) -> list[str]:
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def _signals(text: str) -> set[str]:
