@@ -283,7 +283,7 @@ def main(
                 hold, method, every, known, known[:tasks], folder / "dialogues",
                 trials=trials, seed=seed, max_tokens=max_tokens, concurrency=concurrency, model=model, options=options,
             ): method
-            for method in sorted(METHODS, key=lambda method: method != "lora")  # which takes longest, first
+            for method in sorted(METHODS, key=lambda method: (method != "lora", method != "steered"))  # longest first
         }  # fmt: skip
         for done in as_completed(running):
             done.result()
