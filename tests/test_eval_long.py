@@ -177,12 +177,30 @@ def test_an_identifier_is_invented_once_when_nobody_said_it_before() -> None:
         (["Hi.", "No.", "Yes.", f"Thanks! {STOP}"], {"proper": 0, "early": 0, "never": 0, "mixed": 1, "no token": 0}),
         (["Hi.", f"Bye {STOP}"], {"proper": 0, "early": 1, "never": 0, "mixed": 1, "no token": 0}),
         (["a", "b", "c", "Hm.", "Well."], {"proper": 0, "early": 0, "never": 1, "mixed": 0, "no token": 1}),
-        (["a", "b", "c", "Hm."], {"proper": None, "early": None, "never": None, "mixed": 0, "no token": 1}),
+        (["a", "b", "c", "Hm."], {"proper": None, "early": 0, "never": None, "mixed": 0, "no token": 1}),
     ],
 )
 def test_a_customer_stops_properly_early_mixed_or_never(said: list[str], expected: dict[str, float | None]) -> None:
     found = figures(*said)
     assert {name: None if math.isnan(found[name]) else found[name] for name in expected} == expected
+
+
+def test_where_the_cap_leaves_no_second_turn_stopping_is_not_counted_of_those_alone_who_stop() -> None:
+    """Three of four are cut at the fourth turn, the first after the agent's last deed; one stops there."""
+    talks = [talk("Hi.", "No.", "Yes.", last, task=f"t{i}") for i, last in enumerate((STOP, "Hm.", "Well.", "So?"))]
+    talks = [replace(d, ended="stop" if STOP in d.said[-1] else "turns") for d in talks]
+    (cut,) = conduct(talks)
+    assert math.isnan(cut.figures["never"].value) and math.isnan(cut.figures["proper"].value)
+    assert cut.figures["early"].value == 0 and cut.figures["no token"].value == 3 / 4
+    (whole,) = conduct([*talks, talk("Hi.", "No.", "Yes.", "Hm.", "Well.", task="t5")])
+    assert (whole.figures["never"].value, whole.figures["proper"].value) == (1 / 2, 1 / 2)
+
+
+def test_a_fact_that_stands_within_another_word_or_number_is_not_told() -> None:
+    facts = {"day": "6 May", "pitch": "pitch 46"}
+    wrong, right = (replace(talk(text), facts=facts) for text in ("On 16 May, pitch 460.", "On 6 May: (pitch 46)."))
+    assert conduct_of(wrong).told == {"day": None, "pitch": None}
+    assert conduct_of(right).told == {"day": 1, "pitch": 1}
 
 
 def test_without_knowing_when_it_was_resolved_only_mixing_can_be_said() -> None:

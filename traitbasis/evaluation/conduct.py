@@ -15,6 +15,7 @@ A turn that is nothing but a stop token is said to the harness and is no turn he
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ _SHORT = 3  # words; so short a turn ("Yes, please.") may be said twice
 
 DEFINITIONS: Mapping[str, Mapping[str, str]] = {
     "facts": {
-        "facts told": "share of the task's facts that the customer states in any turn (case and spaces aside)",
+        "facts told": "share of the task's facts that the customer states in any turn (case and spaces aside; 16 May "
+        "is not 6 May)",
         "told first": "of the facts told, the share told in the customer's first turn",
         "disclosure": "area under the disclosure curve: over the customer's turns, the mean share of the facts told in "
         "the end that was told by then; 1 when all are told at once",
@@ -55,8 +57,10 @@ DEFINITIONS: Mapping[str, Mapping[str, str]] = {
     },
     "stopping": {
         "proper": "a stop token alone, after the agent's message that does what was asked for; share of the dialogues "
-        "that have a token or at least two customer turns after that message, as for early and never",
-        "early": "the first stop token comes before that message",
+        "that have a token or at least two customer turns after that message, as for never; neither is said where the "
+        "method's dialogues are cut before a second turn could come",
+        "early": "the first stop token comes before that message; share of the dialogues that have a token, or a "
+        "customer turn after it",
         "never": "no stop token in the two or more customer turns after that message",
         "mixed": "share of dialogues in which a token stands beside other words in one turn",
         "no token": "share of dialogues without any stop token, whether or not there was a reason to stop",
@@ -145,7 +149,8 @@ class Group:
 
 def conduct(dialogues: Sequence[Dialogue], *, by_condition: bool = False, seed: int = 0) -> list[Group]:
     """Figures of each method, its neutral dialogues apart; by_condition: of each of its conditions."""
-    measured = {side_of(dialogue): conduct_of(dialogue) for dialogue in dialogues}
+    longest = _longest(dialogues)
+    measured = {side_of(d): conduct_of(d, longest.get(player_of(side_of(d)))) for d in dialogues}
     groups: dict[tuple[str, str], list[Conduct]] = defaultdict(list)
     for side, item in measured.items():
         groups[player_of(side), _condition(item.dialogue, by_condition)].append(item)
@@ -165,6 +170,16 @@ def conduct(dialogues: Sequence[Dialogue], *, by_condition: bool = False, seed: 
                 len(pairs),
             )
         )
+    return found
+
+
+def _longest(dialogues: Iterable[Dialogue]) -> dict[str, int]:
+    """By method, the customer's turns in the longest dialogue that the cap or the script ended."""
+    found: dict[str, int] = defaultdict(int)
+    for dialogue in dialogues:
+        if dialogue.ended == "turns":
+            player = player_of(side_of(dialogue))
+            found[player] = max(found[player], len(dialogue.said))
     return found
 
 
@@ -247,8 +262,8 @@ WHOLE: Mapping[str, tuple[Callable[[Sequence[Conduct]], float], bool]] = {
 # ---- One dialogue
 
 
-def conduct_of(dialogue: Dialogue) -> Conduct:
-    """All that can be said of one dialogue."""
+def conduct_of(dialogue: Dialogue, longest: int | None = None) -> Conduct:
+    """All that can be said of one dialogue. longest: how many turns the customer could have had; None where unknown."""
     turns = spoken(dialogue)
     texts = [text for _, text in turns]
     told = _told(dialogue, texts)
@@ -256,7 +271,7 @@ def conduct_of(dialogue: Dialogue) -> Conduct:
     figures = {
         **_disclosure([turn for turn in told.values() if turn], len(told), len(texts)),
         **_inventions(dialogue, turns),
-        **_stopping(dialogue),
+        **_stopping(dialogue, longest),
         "role flips": _share(is_role_flip, texts),
         "broken": _share(is_broken, texts),
         "repeats": _repeats(dialogue, dict(turns)),
@@ -275,9 +290,10 @@ def conduct_of(dialogue: Dialogue) -> Conduct:
 
 def _told(dialogue: Dialogue, texts: Sequence[str]) -> dict[str, int | None]:
     folded = [fold(text) for text in texts]
+    facts = {name: re.compile(rf"(?<!\w){re.escape(fold(fact))}(?!\w)") for name, fact in dialogue.facts.items()}
     return {
-        name: next((number for number, text in enumerate(folded, 1) if fold(fact) in text), None)
-        for name, fact in dialogue.facts.items()
+        name: next((number for number, text in enumerate(folded, 1) if fact.search(text)), None)
+        for name, fact in facts.items()
     }
 
 
@@ -304,7 +320,7 @@ def _inventions(dialogue: Dialogue, said: Iterable[tuple[int, str]]) -> dict[str
     return {"invented": float(found), "invents": float(found > 0)}
 
 
-def _stopping(dialogue: Dialogue) -> dict[str, float]:
+def _stopping(dialogue: Dialogue, longest: int | None) -> dict[str, float]:
     tokens = Conversation((), dialogue.stop_tokens).token_pattern
     found = dict.fromkeys(DEFINITIONS["stopping"], nan)
     if not tokens:
@@ -313,13 +329,15 @@ def _stopping(dialogue: Dialogue) -> dict[str, float]:
     stops = [(i, not tokens.sub("", text).strip()) for i, text in turns if tokens.search(text)]
     found |= {"mixed": float(not all(alone for _, alone in stops)), "no token": float(not stops)}
     after = sum(i > dialogue.resolved for i, _ in turns) if dialogue.resolved is not None else 0
-    if dialogue.resolved is not None and (stops or after >= 2):
-        early = bool(stops) and stops[0][0] < dialogue.resolved
-        found |= {
-            "early": float(early),
-            "never": float(not stops),
-            "proper": float(bool(stops) and not early and all(alone for _, alone in stops)),
-        }
+    if dialogue.resolved is None or not (stops or after):
+        return found
+    early = bool(stops) and stops[0][0] < dialogue.resolved
+    found["early"] = float(early)
+    # Where nobody gets a second turn after that message, only those who stop could be counted, and never would be 0.
+    room = longest is None or longest - dialogue.resolved // 2 >= 2
+    if room and (stops or after >= 2):
+        found["never"] = float(not stops)
+        found["proper"] = float(bool(stops) and not early and all(alone for _, alone in stops))
     return found
 
 
