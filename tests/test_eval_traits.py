@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from traitbasis.evaluation.traits import (
     score_dialogues,
     strength_of,
 )
+from traitbasis.metrics.estimate import mean
 from traitbasis.metrics.fidelity import Sides
 from traitbasis.model import LanguageModel
 from traitbasis.pairs import PAPER_TRAITS, PairSet, known_traits, load_pairs
@@ -454,6 +456,14 @@ def test_levels_are_in_order_where_the_higher_one_shows_more() -> None:
         )
     )
     assert row.level.value == pytest.approx((1 + 1 + 0 + 0.5) / 4) and row.level_pairs == 4
+
+
+def test_levels_of_dialogues_of_different_length_are_compared_as_far_as_both_go() -> None:
+    """The same beginning, and an agent who later asks what nobody is angry at."""
+    shown = {"low": [0.2, 0.2], "medium": [0.5, 0.5, 0.0, 0.0, 0.0, 0.0], "high": [0.8, 0.8]}
+    dialogues, found = told(*[({"angry": level}, "t1", "angry", mean(turns)) for level, turns in shown.items()])
+    rated = {side_of(d): replace(found[side_of(d)], course={"angry": shown[d.traits["angry"]]}) for d in dialogues}
+    assert (one(dialogues, found).level.value, one(dialogues, rated).level.value) == (pytest.approx(2 / 3), 1)
 
 
 def test_only_dialogues_of_one_trial_and_of_one_way_to_steer_are_a_pair_of_levels() -> None:

@@ -10,7 +10,8 @@ what the same names would reach if intended traits were dealt anew within each t
 whatever it says without regard to the trait. It is the expected value over all ways to deal them.
 
 Level: of two dialogues of one method, task, trial and trait that differ in the level alone, the share in which the
-higher one shows more of it; ties count half and 0.5 is chance. It needs no common scale, so raters and methods are
+higher one shows more of it; ties count half and 0.5 is chance. Where turns are rated, a longer dialogue counts as far
+as the other goes: what the agent asks later is answered otherwise. It needs no common scale, so raters and methods are
 treated alike. Raters who state levels also have the share named with the very level.
 
 Intervals draw tasks again. Raters who name several traits for a dialogue are taken to mean the strongest, and are wrong
@@ -30,7 +31,7 @@ from traitbasis.dialogues import Dialogue
 from traitbasis.evaluation.findings import Finding, Findings, asked_of, rated
 from traitbasis.evaluation.judgments import LEVELS
 from traitbasis.evaluation.namer import NONE
-from traitbasis.metrics.estimate import Estimate, mean_over_tasks
+from traitbasis.metrics.estimate import Estimate, mean, mean_over_tasks
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,13 @@ def _level_pairs(items: Sequence[_Item]) -> list[tuple[str, float]]:
         for low, high in combinations(group, 2):
             if low.dialogue.traits[trait] == high.dialogue.traits[trait]:
                 continue
-            less, more = low.finding.strength[trait], high.finding.strength[trait]
+            turns = min(len(low.finding.course.get(trait, ())), len(high.finding.course.get(trait, ())))
+            less, more = _strength(low.finding, trait, turns), _strength(high.finding, trait, turns)
             unknown = math.isnan(less) or math.isnan(more)
             found.append((task, math.nan if unknown else 1.0 if more > less else 0.5 if more == less else 0.0))
     return found
+
+
+def _strength(finding: Finding, trait: str, turns: int) -> float:
+    """Of the first `turns`; of the whole dialogue where turns are not rated."""
+    return mean(finding.course[trait][:turns]) if turns else finding.strength[trait]

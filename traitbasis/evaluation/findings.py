@@ -23,14 +23,15 @@ class Finding:
     """named: level by trait (``low``, ``medium``, ``high``, ``present``).
 
     strength: by trait, on the rater's own scale, which only orders dialogues; nan where unknown. ranked: traits, the
-    strongest first; empty without an order. by_turn: what each customer turn is named, alone; empty where turns are
-    not rated.
+    strongest first; empty without an order. by_turn: what each customer turn is named, alone; course: by trait, the
+    strength of each; empty where turns are not rated.
     """
 
     named: Mapping[str, str]
     strength: Mapping[str, float] = field(default_factory=dict)
     ranked: tuple[str, ...] = ()
     by_turn: tuple[str, ...] = ()
+    course: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def label(self, traits: Iterable[str]) -> str:
         """The one of `traits` that is named, the strongest where there is one; else "none" or "several"."""
@@ -78,6 +79,7 @@ def named_findings(dialogues: Sequence[Dialogue], scores: Sequence[Sequence[Turn
             named={top: "present"} if (top := _top(names)) != NONE else {},
             strength={trait: strength_of(turns, trait) for trait in names if trait != NONE},
             by_turn=tuple(_top(turn.names) for turn in turns),
+            course={trait: [strength_of([turn], trait) for turn in turns] for trait in names if trait != NONE},
         )
         for side, names, turns in _said(dialogues, scores)
     }
