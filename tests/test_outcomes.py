@@ -308,6 +308,15 @@ def test_the_floor_is_the_oracles_and_nobody_elses() -> None:
     assert by_agent([oracle])[0][0].name == "oracle"
 
 
+def test_an_impatient_oracle_is_an_agent_beside_others_where_the_floor_is_a_patient_one() -> None:
+    """As in experiments/drop_table.py with a model for an agent."""
+    brittle, patient = (made(WORKED, agent={**ORACLE, "patience": patience}) for patience in (1, 3))
+    agents, oracle = by_agent([brittle, made(WORKED)], [patient])
+    assert len(agents) == 2 and oracle is not None
+    with pytest.raises(HarnessError, match="give it with --floor"):
+        by_agent([patient, made(WORKED)], [patient])
+
+
 def test_runs_of_one_agent_are_put_together_and_others_stand_beside() -> None:
     plain, steered = made({"unsteered": WORKED["unsteered"]}), made({HIGH: WORKED[HIGH]})
     steered = replace(steered, header=replaced(steered.header, agent={**AGENT, "url": "http://elsewhere"}))

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from traitbasis.errors import HarnessError
 
 FORMAT: Final = "traitbasis.run/1"
+MOST_TRIALS = 10_000  # every planned cell is counted
 UNSTEERED = "unsteered"
 ORACLE = "oracle"
 
@@ -71,7 +72,7 @@ class Header(_Record):
     agent: dict[str, Any]
     user: dict[str, Any]
     conditions: dict[str, dict[str, str | float]]
-    trials: Annotated[int, Field(ge=1)]
+    trials: Annotated[int, Field(ge=1, le=MOST_TRIALS)]
     tasks: dict[str, tuple[str, ...]] | None = None
     seed: int | None = None
     max_steps: int | None = None
@@ -208,8 +209,9 @@ def by_agent(runs: Sequence[Run], floor: Sequence[Run] = ()) -> tuple[list[Agent
     """Runs of one agent put together, an agent each; and the oracle's, None when there are none.
 
     Raises HarnessError when they cannot be compared, naming the field: another harness, cap of steps or user, the same
-    name for other traits, an oracle among the agents or an agent among the oracle's runs, two oracles, no episode that
-    counts, or an agent that no unsteered user has spoken to.
+    name for other traits, an oracle among the agents (but one of other settings than the floor's, which is a brittle
+    agent), or an agent among the oracle's runs, two oracles, no episode that counts, or an agent that no unsteered
+    user has spoken to.
     """
     if not runs:
         raise HarnessError("there is no run to report; make one with: traitbasis bench tau-trait")
@@ -220,7 +222,9 @@ def by_agent(runs: Sequence[Run], floor: Sequence[Run] = ()) -> tuple[list[Agent
     agents, oracles = _agents(runs), _agents(floor)
     if len(oracles) > 1:
         raise HarnessError(f"the noise floor is of several oracles: {', '.join(oracle.name for oracle in oracles)}")
-    if len(agents) > 1 and (wrong := [run for run in runs if run.header.agent.get("kind") == ORACLE]):
+    floors = [_identity(run) for run in floor]
+    wrong = [run for run in runs if run.header.agent.get("kind") == ORACLE]
+    if len(agents) > 1 and (wrong := [run for run in wrong if not floors or _identity(run) in floors]):
         raise HarnessError(f"{wrong[0].path} is an oracle's run, no agent's; give it with --floor")
     for agent in [*agents, *oracles]:
         _measurable(agent, agents)
