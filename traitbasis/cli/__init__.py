@@ -17,6 +17,7 @@ from traitbasis.cli import (  # noqa: F401  (they add their commands)
     evaluate,
     rephrase,
     report,
+    scenarios,
     select,
     traits,
     users,

@@ -183,7 +183,8 @@ def rollout_of(
 class RolloutFile:
     """Rollouts on disk with the header that says what made them; opened again it goes on with what is there.
 
-    One writer at a time: hold ``files.alone`` where another may come. Raises ReactionError for a file with another header, or a damaged line; a last line that a kill cut off is dropped.
+    One writer at a time: hold ``files.alone`` where another may come. Raises ReactionError for a file with another
+    header, or a damaged line; a last line that a kill cut off is dropped.
     """
 
     def __init__(self, path: str | Path, header: Mapping[str, Any]) -> None:
