@@ -438,7 +438,8 @@ def _opening_names(text: str) -> Iterator[Found]:
 # --- things that have no name: words that say the same stand together ------------------------------------------------
 
 _NEAR = re.compile(
-    r"\b(?:near (?:you|by|here|your|the)|nearby|at the corner|(?:around|round) the corner|down the (?:street|road)|blocks?\b"
+    r"\b(?:near (?:you|by|here|your|the)|nearby|at the corner|(?:around|round) the corner|down the (?:street|road)"
+    r"|blocks?\b"
     r"|close (?:to you|by)"
     r"|in your (?:area|neighbou?rhood|town|city|building|street)|from (?:you|your|here)|across from|across the"
     r"|next (?:to|door)|away)",
