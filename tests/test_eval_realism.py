@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from talks import (
     KINDS,
@@ -148,6 +150,24 @@ def test_agreement_is_krippendorffs_alpha_of_what_both_judged() -> None:
         assert alpha.value == pytest.approx(krippendorff_alpha([table[rater] for rater in group], "ordinal"))
     assert found["anna", "inverted"].high < 0
     assert agreement(given[:24]) == {}, "one rater agrees with nobody"
+
+
+def test_agreement_on_preferences_does_not_depend_on_what_methods_are_called() -> None:
+    """Of three methods the better ones mostly win; both raters agree on most pairs, and better than by chance."""
+    rng = random.Random(1)
+    votes = [(i, a, b, r, rng.random() < 0.9) for i in range(12) for a, b in ((0, 1), (0, 2), (1, 2)) for r in "xy"]
+
+    def alpha(*names: str) -> float:
+        given = [
+            Preference(*((names[m], ("", f"t{i}", 0, "generated")) for m in (a, b)), r, "first" if won else "second")
+            for i, a, b, r, won in votes
+        ]
+        return agreement(given)["x", "y"].value
+
+    mirrored = [[[v, 1 - v] for *_, r, v in votes if r == rater] for rater in "xy"]
+    expected = krippendorff_alpha(np.array(mirrored, dtype=float).reshape(2, -1), "ordinal")
+    assert [alpha(*names) for names in itertools.permutations("abc")] == pytest.approx([expected] * 6)
+    assert expected > 0.5
 
 
 def test_one_who_says_no_levels_is_compared_by_presence() -> None:

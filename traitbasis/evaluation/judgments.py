@@ -180,8 +180,9 @@ def agreement(judgments: Sequence[AnyJudgment], *, seed: int = 0) -> dict[tuple[
     """Krippendorff's alpha of judgments of one kind: of all raters under their names, then of every two of them.
 
     Traits are compared by dialogue and trait (absent, low, medium, high: ordinal; only absent or present where a rater
-    says no levels), verdicts as names (nominal), preferences by pair (lost, tie, won: ordinal; see ``votes_of``).
-    Intervals draw tasks again. Empty with fewer than two raters.
+    says no levels), verdicts as names (nominal), preferences by pair (lost, tie, won: ordinal; see ``votes_of``),
+    each pair from both its sides, since which comes first is up to the methods' names. Intervals draw tasks again.
+    Empty with fewer than two raters.
     """
     level, cells = _cells(judgments)
     raters = sorted({rater for rater, _ in cells})
@@ -226,9 +227,10 @@ def _cells(judgments: Sequence[AnyJudgment]) -> tuple[Level, dict[tuple[str, tup
     """Values by rater and item; an item begins with its task."""
     if preferences := [judgment for judgment in judgments if isinstance(judgment, Preference)]:
         return "ordinal", {
-            (rater, (pair[0][1][1], *pair)): score
+            (rater, (a[1][1], *sides)): won
             for rater, pairs in votes_of(preferences).items()
-            for pair, score in pairs.items()
+            for (a, b), score in pairs.items()
+            for sides, won in (((a, b), score), ((b, a), 1 - score))
         }
     if verdicts := [judgment for judgment in judgments if isinstance(judgment, Verdict)]:
         courses = get_args(Course)
