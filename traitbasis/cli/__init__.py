@@ -10,6 +10,7 @@ from rich.markup import escape
 from traitbasis.cli import (  # noqa: F401  (they add their commands)
     annotate,
     checks,
+    emotions,
     eval_collect,
     eval_long,
     eval_realism,
