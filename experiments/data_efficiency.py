@@ -76,6 +76,7 @@ def main(
     write_json(out_file, content)
     header = ["method", "samples", "fidelity", "first turn", "held-out loss before", "after"]
     print(table(header, [_line(row, trainings) for row in rows]))
+    print(f"\nchance: {rows[0]['chance']:.2f}")
 
 
 def _fidelity(

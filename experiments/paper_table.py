@@ -262,6 +262,8 @@ def main(
 ) -> None:
     names, mixed = traits.split(","), [mix for mix in mixes.split(",") if mix]
     settings = {name: value for name, value in locals().items() if name in _SETTINGS}
+    if not mixed:
+        raise typer.BadParameter("--mixes is empty; composability is about mixes, such as impatience+skeptical")
     every, known = collections(names, mixed, turns), read_tasks()
     if tasks > len(known):
         raise typer.BadParameter(f"--tasks is {tasks}; {len(known)} ship")
@@ -353,6 +355,11 @@ def summary(figures: dict[str, Any]) -> Iterator[str]:
     )  # fmt: skip
     some, some_mix = next(iter(fidelity.values())), next(iter(mixes.values()))
     yield f"\nchance: fidelity {some['chance']:.2f}, levels 0.50, mix ranked first {some_mix['chance_ranked']:.2f}"
+    if guessed := [one for one in figures["consistency"]["yardsticks"] if not one["calibrated"]]:
+        yield (
+            f"consistency: {guessed[0]['neutral']} long neutral dialogues are too few to set threshold and tolerance, "
+            f"by default {guessed[0]['threshold']:g} and {guessed[0]['tolerance']:g} (take more --tasks)"
+        )
     yield "\n## Conduct\n"
     # Dialogues with a trait where a method has them: its neutral ones are a group of their own.
     groups = {group["method"]: group["figures"] for group in reversed(figures["conduct"]["groups"])}
