@@ -118,8 +118,9 @@ class Parts(Strict):
     @cached_property
     def cues(self) -> dict[str, re.Pattern[str]]:
         """What speaks for a label, by label."""
-        levels = [part for by_level in self.dimensions.values() for part in by_level.items()]
-        return {name: _pattern(part.cues) for name, part in (*self.emotions.items(), *levels)}
+        levels = {level: part.cues for by_level in self.dimensions.values() for level, part in by_level.items()}
+        emotions = {name: part.cues for name, part in self.emotions.items()}
+        return {name: _pattern(cues) for name, cues in {**emotions, **levels}.items()}
 
 
 @dataclass(frozen=True, order=True)

@@ -408,17 +408,12 @@ def load_mapper(lm: LanguageModel, path: str | Path, parts: Parts | None = None)
             raise ReactionError(f"{path} was made with another {name}: {found!r}, not {own!r}; fit it again")
     arrays = {name: tensor.numpy().astype(np.float64) for name, tensor in tensors.items()}
     names, layer, ridge = (description.get(name) for name in ("conditions", "layer", "ridge"))
-    shapes = [(lm.width,), (lm.width,), (lm.width, _WIDTH), (_WIDTH,)]
-    fits = [arrays[name].shape for name in _TENSORS[:4]] == shapes and isinstance(names, list)
-    if (
-        not fits
-        or arrays["places"].shape != (len(names), _WIDTH)
-        or not all(np.isfinite(a).all() for a in arrays.values())
-    ):
-        raise ReactionError(f"{path} is damaged: its parts do not fit together; fit it again")
     if not isinstance(layer, int) or not 0 <= layer < len(lm.layers) or not isinstance(ridge, float):
         raise ReactionError(f"{path} is damaged: layer {layer!r}, ridge {ridge!r}; fit it again")
-    conditions = tuple(Condition.parse(str(name)) for name in names)
+    conditions = tuple(Condition.parse(str(name)) for name in names) if isinstance(names, list) else ()
+    shapes = [(lm.width,), (lm.width,), (lm.width, _WIDTH), (_WIDTH,), (len(conditions), _WIDTH)]
+    if [arrays[name].shape for name in _TENSORS] != shapes or not all(np.isfinite(a).all() for a in arrays.values()):
+        raise ReactionError(f"{path} is damaged: its parts do not fit together; fit it again")
     return Mapper(ModelReader(lm, layer), **arrays, conditions=conditions, ridge=ridge)
 
 
@@ -530,6 +525,9 @@ def measure(mapper: Mapper, phrasings: Sequence[Phrasing] | None = None) -> Meas
     def share(right: Callable[[Mapped, Condition], bool]) -> Estimate:
         return mean_over_tasks((f"{i}", float(right(*one))) for i, one in enumerate(found))
 
+    def head_is_right(head: str) -> Callable[[Mapped, Condition], bool]:
+        return lambda mapped, wanted: mapped.by_heads.labels[head] == wanted.labels[head]
+
     return Measured(
         mapper.reader.name,
         len(phrasings),
@@ -537,7 +535,7 @@ def measure(mapper: Mapper, phrasings: Sequence[Phrasing] | None = None) -> Meas
         share(lambda mapped, wanted: mapped.condition == wanted),
         share(lambda mapped, wanted: wanted in [condition for condition, _ in mapped.ranked[:5]]),
         share(lambda mapped, wanted: mapped.by_heads.family == wanted.family),
-        {head: share(lambda m, wanted, of=head: m.by_heads.labels[of] == wanted.labels[of]) for head in HEADS},
+        {head: share(head_is_right(head)) for head in HEADS},
     )
 
 
@@ -586,7 +584,8 @@ def _by_head(places: Array) -> Array:
 
 
 def _unit(rows: Array) -> Array:
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    unit: Array = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    return unit
 
 
 def _words(text: str) -> list[str]:
