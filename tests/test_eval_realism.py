@@ -505,7 +505,7 @@ def test_judges_of_traits_and_courses_by_command(here: Path, oracle: tuple[str, 
     )
     assert "12 judgments" in succeed("judge", "composability", *files, "--judge", f"{url}#wise", "--out", "c.jsonl")
     judge.answer = says(verdict="fade")
-    assert "48 judgments" in succeed("judge", "consistency", *files, "--judge", f"{url}#wise", "--out", "k.jsonl")
+    assert "72 judgments" in succeed("judge", "consistency", *files, "--judge", f"{url}#wise", "--out", "k.jsonl")
     assert {v.verdict for v in read_judgments(["k.jsonl"], "consistency")} == {"fade"}
     assert "8 items of consistency" in succeed("sheet", "consistency", *files, "--items", 8, "--out", "s")
 

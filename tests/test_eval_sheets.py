@@ -32,7 +32,10 @@ from traitbasis.annotate import unprotect
 from traitbasis.cli.evaluate import save_figures
 from traitbasis.errors import AnnotationError, EvaluationError
 from traitbasis.evaluation.judgments import (
+    AnyJudgment,
+    Judgment,
     Kind,
+    Preference,
     Verdict,
     judged,
     player_of,
@@ -270,6 +273,49 @@ def test_nothing_is_written_over_what_took_long_to_make(command: str, tmp_path: 
     ran = CliRunner(env={"COLUMNS": "500"}).invoke(cli.app, ["eval", *arguments])
     assert ran.exit_code == 2 and "would be written over" in ran.output, (ran.output, ran.exception)
     assert kept == {path: path.read_bytes() for path in files.values() if path.exists()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("fidelity", "rater", []),
+        ("fidelity", "method", 1.5),
+        ("fidelity", "traits", {"impatience": "some"}),
+        ("fidelity", "key", ["", "t", float("inf"), "generated"]),
+        ("fidelity", "more", 1),
+        ("consistency", "trait", {}),
+        ("consistency", "verdict", "grows"),
+        ("realism", "first", ["a", ["", "t", 0]]),
+        ("realism", "choice", None),
+    ],
+)
+def test_a_damaged_judgment_is_named(tmp_path: Path, kind: Any, field: str, value: Any) -> None:
+    """And not by a traceback of the metric that sorts or compares it."""
+    side = ("a", ("", "t", 0, "generated"))
+    whole: dict[Kind, AnyJudgment] = {
+        "fidelity": Judgment(*side, "W", {"impatience": "low"}),
+        "consistency": Verdict(*side, "W", "impatience", "fade"),
+        "realism": Preference(side, ("b", side[1]), "W", "first"),
+    }
+    path = write_judgments(tmp_path / "j.jsonl", kind, [whole[kind]], {})
+    assert read_judgments([path], kind) == [whole[kind]]
+    header, line = path.read_text().splitlines()
+    path.write_text(f"{header}\n{json.dumps({**json.loads(line), field: value})}\n")
+    with pytest.raises(EvaluationError, match=r"j\.jsonl holds no judgments, or is damaged"):
+        read_judgments([path], kind)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"trait": []}, {"id": None}, {"talks": [[["agent", None]]]}, {"talks": []}, {"of": [[]]}, {"repeats": {}}],
+)
+def test_a_damaged_key_is_named(tmp_path: Path, damage: dict[str, Any]) -> None:
+    _, _, path = make_sheet("consistency", many(), DEFINITIONS, items=3).save(tmp_path)
+    key = json.loads(path.read_text())
+    key["items"][0] |= damage
+    path.write_text(json.dumps(key))
+    with pytest.raises(AnnotationError, match="is a damaged key"):
+        Sheet.load(path)
 
 
 def test_no_trait_takes_the_place_of_another_column() -> None:

@@ -363,6 +363,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out_and_said(tmp_path: Path) -> None
         ('{header}\n{"kind": "episode", "domain": "retail"}\n', "line 2 .*task: Field required"),
         ("{header}\n{nan}\n", "line 2 .*reward: Input should be a finite number"),
         ("{header}\n{header}\n", "line 2"),
+        ("{endless}\n", "trials: Input should be less than or equal to 10000"),
         ("{header}\n{stranger}\n", "line 2: the condition 'confusion-low' .*none of that name"),
         ("{steered}\n{episode}\n", "the condition 'unsteered' is the baseline and has traits"),
     ],
@@ -373,6 +374,7 @@ def test_what_is_no_run_is_refused_with_its_line(tmp_path: Path, content: str, m
         "{header}": head.model_dump_json(),
         "{episode}": episode("unsteered", "a").model_dump_json(),
         "{nan}": episode("unsteered", "a").model_dump_json().replace('"reward":1.0', '"reward":NaN'),
+        "{endless}": head.model_dump_json().replace('"trials":3', f'"trials":{10**30}'),
         "{stranger}": episode("confusion-low", "a").model_dump_json(),
         "{steered}": replaced(head, conditions={"unsteered": {"impatience": "low"}}).model_dump_json(),
     }

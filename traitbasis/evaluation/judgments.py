@@ -10,12 +10,14 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args, overload
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from traitbasis.dialogues import Dialogue
 from traitbasis.errors import EvaluationError
@@ -118,12 +120,6 @@ def read_headers(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
 def side_of(dialogue: Dialogue) -> Side:
     """A dialogue as judgments name it."""
     return dialogue.method, dialogue.key
-
-
-def as_side(value: Any) -> Side:
-    """A side as JSON gives it. Raises ValueError or TypeError for what is none."""
-    method, key = value
-    return str(method), _key(key)
 
 
 def player_of(side: Side) -> str:
@@ -274,20 +270,26 @@ def _read(path: Path) -> tuple[dict[str, Any], list[AnyJudgment]]:
 
 
 def _record(kind: Kind, line: dict[str, Any]) -> AnyJudgment:
-    if kind == "realism":
-        if line["choice"] not in get_args(Choice):
-            raise ValueError(f"choice is {line['choice']!r}")
-        return Preference(**{**line, "first": as_side(line["first"]), "second": as_side(line["second"])})
-    line = {**line, "key": _key(line["key"])}
-    if unknown := set(line.get("traits", {}).values()) - {*LEVELS, "present"}:
-        raise ValueError(f"a level is {unknown.pop()!r}")
-    if kind == "consistency":
-        if line["verdict"] not in get_args(Course):
-            raise ValueError(f"verdict is {line['verdict']!r}")
-        return Verdict(**line)
-    return Judgment(**line)
+    """Raises ValueError or TypeError for what is none: metrics sort and compare all of its fields."""
+    types: dict[Kind, type[AnyJudgment]] = {"realism": Preference, "consistency": Verdict}
+    kept = types.get(kind, Judgment)
+    if unknown := line.keys() - {field.name for field in fields(kept)}:
+        raise ValueError(f"unknown field {min(unknown)!r}")
+    found: AnyJudgment = checked(kept, line)
+    if isinstance(found, Judgment) and (levels := set(found.traits.values()) - {*LEVELS, "present"}):
+        raise ValueError(f"a level is {levels.pop()!r}")
+    return found
 
 
-def _key(value: Any) -> Key:
-    spec, task, trial, positions = value
-    return str(spec), str(task), int(trial), str(positions)
+def checked(kind: Any, value: Any) -> Any:
+    """A value from JSON as a dataclass or tuple of these types. Raises ValueError naming field and fault."""
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

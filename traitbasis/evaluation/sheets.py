@@ -39,7 +39,7 @@ from traitbasis.evaluation.judgments import (
     Preference,
     Side,
     Verdict,
-    as_side,
+    checked,
     courses_of,
     judged,
     player_of,
@@ -143,11 +143,15 @@ class Sheet:
             key = json.loads(path.read_text("utf-8"))
             if not isinstance(key, dict) or key.get("format") != FORMAT or key["kind"] not in get_args(Kind):
                 raise AnnotationError(f"{path} is not a {FORMAT} file; expected the sheet's .key.json")
-            traits = {trait: (definition, opposite) for trait, (definition, opposite) in key["traits"].items()}
-            return cls(key["kind"], traits, key["seed"], tuple(map(_item, key["items"])), tuple(key["dialogues"]))
+            traits = checked(dict[str, tuple[str, str]], key["traits"])
+            items = checked(tuple[Item, ...], key["items"])
+            talks = 2 if key["kind"] == "realism" else 1
+            if any(len(of) != talks for item in items for of in (item.talks, *item.of)):
+                raise ValueError(f"an item has not {talks} dialogues")
+            return cls(key["kind"], traits, int(key["seed"]), items, tuple(key["dialogues"]))
         except OSError as error:
             raise AnnotationError(f"cannot read {path}: {error.strerror or error}") from error
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise AnnotationError(f"{path} is a damaged key: {error}") from error
 
     def cells(self, item: Item) -> list[str]:
@@ -273,12 +277,6 @@ def _labels(sides: tuple[Side, ...]) -> list[tuple[str, Any]]:
 
 def _exchanged(item: Item) -> Item:
     return replace(item, talks=item.talks[::-1], of=tuple(sides[::-1] for sides in item.of))
-
-
-def _item(entry: Mapping[str, Any]) -> Item:
-    talks = tuple(tuple((speaker, text) for speaker, text in talk) for talk in entry["talks"])
-    of = tuple(tuple(as_side(side) for side in sides) for sides in entry["of"])
-    return Item(**{**entry, "talks": talks, "of": of})
 
 
 # ---- What comes back
