@@ -20,6 +20,7 @@ from traitbasis.cli import (  # noqa: F401  (they add their commands)
     report,
     scenarios,
     select,
+    support,
     traits,
     users,
     vectors,

@@ -316,7 +316,7 @@ class TeaScores:
 def tea_scores(
     judge: JudgeModel, dialogues: Sequence[Sequence[Turn]], *, progress: Callable[[int], None] | None = None
 ) -> list[TeaScores | None]:
-    """A judge's scores of whole dialogues, None where its answer could not be read. It sees what was said, and no tools.
+    """A judge's scores of dialogues, None where its answer could not be read. It sees what was said, and no tools.
 
     Raises JudgeError as ``JudgeModel.ask`` does.
     """
