@@ -133,12 +133,13 @@ def axis_score(x: float, start: float, succeed: float, fail: float) -> float:
     Both branches give 0 at the start. Raises ReactionError where the start is not strictly between the other two:
     with both on one side nothing says toward which x moves, and a start on an anchor divides by 0.
     """
-    if not all(map(_is_number, (x, start, succeed, fail))) or not (succeed - start) * (fail - start) < 0:
+    numbers = all(map(_is_number, (x, start, succeed, fail)))
+    if not numbers or not min(succeed, fail) < start < max(succeed, fail):
         raise ReactionError(
             f"cannot score {x!r:.40} with start {start!r:.40}, success {succeed!r:.40}, failure {fail!r:.40}: "
             "the start must lie strictly between success and failure"
         )
-    toward_success = (x - start) * (succeed - start) > 0
+    toward_success = (x > start) == (succeed > start)
     value = (x - start) / (succeed - start) if toward_success else -(x - start) / (fail - start)
     return _clip(value, -1, 1) + 0.0  # never -0.0
 

@@ -41,7 +41,7 @@ GAPS = {"succeed": 10.0, "fail": 5.0}  # from the start, on either axis: less is
 ALIKE = 0.5  # two scenarios with a larger share of common words are one told twice
 
 _ID = r"^[a-z0-9]+(?:-[a-z0-9]+)*$"
-_PLAYABLE = 60  # words: less is a caption and not somebody to play
+_PLAYABLE = 80  # words: less is a caption and not somebody to play
 
 
 class UserProfile(Strict):
