@@ -81,11 +81,20 @@ class Tau2:
             "steps": sum(message["speaker"] == "agent" for message in messages),
             "messages": messages,
             "instruction": str(task.user_scenario),
+            "reference": _reference(task),
             "reward_info": {
                 "breakdown": {key.value: value for key, value in (reward.reward_breakdown or {}).items()},
                 "note": (reward.info or {}).get("note"),
             },
         }
+
+
+def _reference(task: Any) -> list[Json]:
+    """The agent's part of what the task requires; its free texts are not compared."""
+    criteria = task.evaluation_criteria
+    actions = (criteria.actions if criteria else None) or []
+    fields = {"name", "arguments", "compare_args"}
+    return [action.model_dump(include=fields) for action in actions if action.requestor == "assistant"]
 
 
 def _plain(message: Any) -> Json:

@@ -52,6 +52,7 @@ class TauTrait:
             "steps": sum(message["speaker"] == "agent" for message in messages),
             "messages": messages,
             "instruction": task.instruction,
+            "reference": [{"name": a.name, "arguments": a.kwargs} for a in task.actions if a.name != "respond"],
             "reward_info": reward and reward["info"],
         }
 
