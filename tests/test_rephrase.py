@@ -544,6 +544,13 @@ def test_check_counts_what_any_file_has_lost(tmp_path: Path) -> None:
     assert report["lost"]["value"] == 0.3333 and report["original"] == "a.json"
 
 
+@pytest.mark.parametrize("note", [None, 1, [], {}, {"turns": 1.5}, {"turns": [None, {"status": 1}, {}]}])
+def test_check_takes_a_note_of_another_shape_for_none(tmp_path: Path, note: Any) -> None:
+    record = {"messages": [{"role": "user", "content": "Open 'a.txt'."}], "traitbasis": note}
+    records = read_records(wrote(tmp_path / "a.jsonl", record))
+    assert set(audit(records, records).statuses) <= {"1"}
+
+
 def test_check_takes_turns_that_are_missing_for_lost(tmp_path: Path) -> None:
     one = wrote(tmp_path / "a.jsonl", {"id": 1, "question": [[{"role": "user", "content": "Buy 3."}]] * 2})
     two = wrote(tmp_path / "b.jsonl", {"id": 1, "question": [[{"role": "user", "content": "Get 3."}]]})

@@ -131,7 +131,8 @@ def _audited(turn: str, text: str) -> AuditedTurn:
 
 def _statuses(record: Record) -> list[str]:
     note = record.data.get("traitbasis") if isinstance(record.data, dict) else None
-    turns = note.get("turns", ()) if isinstance(note, Mapping) else ()
+    turns = note.get("turns") if isinstance(note, Mapping) else None
+    turns = turns if isinstance(turns, list) else []  # anybody's file is compared
     return [str(turn["status"]) for turn in turns if isinstance(turn, Mapping) and "status" in turn]
 
 
