@@ -26,6 +26,8 @@ from traitbasis import drop_plots, plots
 from traitbasis.drop_tables import drops_grid, effort_grid, leaderboard_grid, success_grid, summary
 from traitbasis.drops import DRAWS, Robustness, Task
 from traitbasis.errors import ReportError
+from traitbasis.fault_tables import fault_grids
+from traitbasis.faults import Faults
 from traitbasis.files import write_whole
 from traitbasis.outcomes import UNSTEERED, Episode, Message
 
@@ -71,11 +73,14 @@ class Beside:
     steered: Episode
 
 
-def write_page(path: str | Path, found: Sequence[Robustness], *, transcripts: int = 5) -> Path:
+def write_page(
+    path: str | Path, found: Sequence[Robustness], *, transcripts: int = 5, faults: Sequence[Faults] = ()
+) -> Path:
     """Write the page, under a temporary name first.
 
     found: of agents that can be compared (``outcomes.by_agent``). transcripts: pairs of dialogues, the biggest drops
-    first. Raises ReportError without matplotlib, and when the file cannot be written.
+    first. faults: of the same agents, where they were looked for. Raises ReportError without matplotlib, and when the
+    file cannot be written.
     """
     template = (resources.files("traitbasis") / "robustness.html").read_text("utf-8")
     environment = jinja2.Environment(
@@ -90,6 +95,9 @@ def write_page(path: str | Path, found: Sequence[Robustness], *, transcripts: in
         warnings=list(dict.fromkeys(warning for each in found for warning in each.warnings)),
         leaderboard=leaderboard_grid(found) if len(found) > 1 else None,
         sections=[_section(i, each) for i, each in enumerate(found)],
+        fault_grids={each.agent: fault_grids(each) for each in faults},
+        fault_notes=list(dict.fromkeys(note for each in faults for note in each.notes)),
+        faults_of={(each.agent, d.episode.cell): d.faults for each in faults for d in each.diagnoses},
         pairs=beside(found, transcripts),
         runs=[*(run for each in found for run in each.agent.runs), *(oracle.runs if oracle else ())],
         draws=DRAWS,

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from traitbasis.cli import faults as fault_options
 from traitbasis.cli.common import app, err, out, spare
 
 if TYPE_CHECKING:
@@ -40,12 +41,18 @@ def report(
     ] = False,
     k: Annotated[str, typer.Option(help="Which k of pass^k, with commas; by default 1 to the number of trials.")] = "",
     transcripts: Annotated[int, typer.Option(min=0, max=50, help="Pairs of dialogues on the page.")] = 5,
+    faults: fault_options.Wanted = False,
+    judge_url: fault_options.JudgeUrl = "",
+    judge_model: fault_options.JudgeModel = "",
+    judge_key: fault_options.JudgeKey = "",
+    judge_cache: fault_options.JudgeCache = None,
+    policy: fault_options.Policy = None,
 ) -> None:
     """Say what steered users cost an agent: success, pass^k, and the drop of each condition against the unsteered user.
 
     Exit status: 0 fine; 1 could not be measured or read; 2 bad usage; 3 a drop exceeds --max-drop.
 
-    Example: traitbasis report runs/mine.jsonl --floor runs/oracle.jsonl --html report.html --max-drop 0.1
+    Example: traitbasis report runs/mine.jsonl --floor runs/oracle.jsonl --html report.html --max-drop 0.1 --faults
     """
     from traitbasis.drop_tables import (
         drops_grid,
@@ -57,6 +64,7 @@ def report(
         summary,
     )
     from traitbasis.drops import measure
+    from traitbasis.fault_tables import fault_grids
     from traitbasis.files import write_whole
     from traitbasis.outcomes import by_agent, read_run
 
@@ -66,12 +74,16 @@ def report(
     if max_drop is not None and not 0 <= max_drop <= 1:  # nan is neither
         raise typer.BadParameter("is a share of tasks, such as 0.1", param_hint="--max-drop")
     spare([json_file, html], [*runs, *(floor or ())])
+    fault_options.check(faults, judge_url, judge_model, policy, judge_cache, [*runs, *(floor or ())])
     agents, oracle = by_agent([read_run(path) for path in runs], [read_run(path) for path in floor or ()])
     found = [measure(agent, oracle, ks) for agent in agents]
+    asked = (judge_url, judge_model, judge_key, policy, judge_cache)
+    wrong, said_of_faults = fault_options.look(agents, *asked) if faults else ([], None)
 
     grids = [leaderboard_grid(found)] if len(found) > 1 else []
     for each in found:
         grids += [drops_grid(each), success_grid(each), effort_grid(each)]
+    grids += [grid for each in wrong for grid in fault_grids(each)]
     if as_markdown:
         said = [*(summary(each) for each in found), *(markdown(grid) for grid in grids)]
         typer.echo("\n\n".join(said))
@@ -80,14 +92,16 @@ def report(
             _print(grid)
         for each in found:
             out.print(summary(each), markup=False, highlight=False)
-    for warning in dict.fromkeys(warning for each in found for warning in each.warnings):
+    notes = [note for each in wrong for note in each.notes]
+    for warning in dict.fromkeys([*(warning for each in found for warning in each.warnings), *notes]):
         err.print(f"[yellow]note:[/yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     if json_file:
-        write_whole(json_file, json.dumps(record(found), ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+        figures = record(found) | ({"faults": said_of_faults} if faults else {})
+        write_whole(json_file, json.dumps(figures, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
     if html:
         from traitbasis.robustness import write_page
 
-        write_page(html, found, transcripts=transcripts)
+        write_page(html, found, transcripts=transcripts, faults=wrong)
     for path in filter(None, (json_file, html)):
         err.print(f"saved: {path}", highlight=False, soft_wrap=True, markup=False)
     if max_drop is not None:
