@@ -177,6 +177,24 @@ def test_none_of_them_is_an_ordinary_defense_scenario_and_this_is_the_nearest(pu
     assert outcome(State(52, 58), nearest) == pytest.approx(3 / 8)
 
 
+def test_no_anchors_within_two_deviations_of_table_3_give_the_trained_agents_reward_multiples_of_five_or_not() -> None:
+    # r_out falls as t_start and t_succeed rise and as a_start (below 52) and a_fail fall, so it is least at the corner:
+    # t from 38 to 60, a from 47 to 85. f(t) = 20/22, f(a) = −5/38.
+    corner = Anchors(State(47, 38), State(30, 60), State(85, 0))
+    assert outcome(State(52, 58), corner) == pytest.approx((20 / 22 - 5 / 38) / 2) and (20 / 22 - 5 / 38) / 2 > 0.385
+    rows, random = TABLE_3["Defense"], np.random.default_rng(0)
+    for _ in range(3000):
+        drawn = {
+            name: State(*(float(np.clip(random.uniform(m - 2 * s, m + 2 * s), 0, 100)) for m, s in row))
+            for name, row in rows.items()
+        }
+        if (
+            drawn["fail"].t < drawn["start"].t < drawn["succeed"].t
+            and drawn["succeed"].a < drawn["start"].a < drawn["fail"].a
+        ):
+            assert outcome(State(52, 58), Anchors(**drawn)) >= outcome(State(52, 58), corner)
+
+
 # --- turn credit (4) --------------------------------------------------------------------------------------------------
 
 

@@ -153,6 +153,29 @@ def test_in_charm_the_agents_first_turn_counts_although_it_answers_nobody() -> N
         rollout_of(scenario, 0, scenario.opening, [])
 
 
+def test_by_the_rules_alone_an_agent_with_an_offer_is_worth_more_than_one_with_a_refrain() -> None:
+    scenario = find_scenario(read_scenarios(), "defense-gym-contract")
+    replies = ["I'm not using it.", "I want out, I'm furious.", "I'll write a review.", "My lawyer will call you."]
+    refrain = ["Sorry, contracts run for twelve months. We can't cancel before that."] * 4
+    offers = [
+        "I understand, that is frustrating. What has changed since January?",
+        "I'm sorry, I see why you are furious. I can move your contract to any of our nine branches today.",
+        "I understand. I have looked it up: the branch on Mill Street opens at six. Shall I move it?",
+        "Done, your contract is moved to Mill Street. Thank you for your patience.",
+    ]
+    rollouts = []
+    for number, agent in enumerate((refrain, offers)):
+        said = [
+            Turn(speaker, text)  # type: ignore[arg-type]
+            for pair in zip(agent, replies, strict=True)
+            for speaker, text in zip(("agent", "customer"), pair, strict=True)
+        ]
+        rollouts.append(rollout_of(scenario, number, [*scenario.opening, *said]))
+    base, trained = rollouts
+    assert base.outcome() < -0.5 and trained.outcome() > 0.3
+    assert all("rigid refrain" in exchange.reason for exchange in base.exchanges[2:])
+
+
 # --- on disk ----------------------------------------------------------------------------------------------------------
 
 
