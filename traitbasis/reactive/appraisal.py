@@ -18,6 +18,7 @@ from traitbasis.errors import ReactionError
 from traitbasis.reactive.cues import (
     Clause,
     distress,
+    form,
     is_firm,
     names_feeling,
     read,
@@ -121,7 +122,8 @@ def appraise_all(turns: Sequence[Turn]) -> list[Appraisal]:
 _SAME_LINE = 0.6  # Jaccard's coefficient of content words from which two lines are nearly the same
 _SAME_QUESTION = 0.5
 _ONCE_MORE = re.compile(
-    r"once more|again|double.?check|didn't (?:catch|get)|couldn't (?:find|read|hear)|repeat|not sure i", re.I
+    r"once more|again|double.?check|(?:didn't|did not) (?:catch|get)|(?:couldn't|could not) (?:find|read|hear)|repeat|not sure i",
+    re.I,
 )
 _CLARIFY = re.compile(
     r"\b(?:which|what) (?:\w+ )?(?:do|did) you mean|\bwhere (?:do|can|is|would)\b|\bhow (?:do|can) i\b|\bwhat(?:'s| is) (?:a|an|the|that)\b"
@@ -129,6 +131,10 @@ _CLARIFY = re.compile(
     re.I,
 )
 _ANOTHER = re.compile(r"\b(?:another|also|as well|too|second|other|next|besides|one more)\b", re.I)
+_CONTRAST = re.compile(
+    r"\b(?:first|last|second|third|other|new|old|current|next|start|end|begin|departure|return|arrival|from|until|billing|shipping)\b",
+    re.I,
+)
 _YES = re.compile(
     r"^\W*(?:yes|yeah|yep|yup|correct|right|sure|ok|okay|go ahead|please do|that's right|exactly)\b", re.I
 )
@@ -139,10 +145,9 @@ _INSTRUCTS = re.compile(
     r"|unplug|plug|remove|insert|enter|scan|bring|walk|ask|follow|visit|keep|leave|wait|check|set|sign|log)\b|\byou (?:can|could|may)\b",
     re.I,
 )
-_OFFERS = re.compile(
-    r"\bwhat (?:i|we) can do\b|\b(?:i|we) (?:can|could) (?:also |instead |still )?(?:offer|give|send|add|credit|waive|put|book|apply|ask|arrange)\b"
-    r"|\boptions? (?:are|is)\b|\binstead\b|\balternativ",
-    re.I,
+_INSTEAD = re.compile(r"\binstead\b|\balternativ|\brather have\b", re.I)
+_DEFINITE = re.compile(
+    r"^(?:and |so |but |because |since )?(?:it|they|he|she|your|the|our|this|that|there|we|my|you)\b", re.I
 )
 _CORRECTS = re.compile(
     r"\b(?:apologi[sz]e|sorry|you're right|mistake|misread|correct(?:ion|ed)|updated?|changed?|moved|exception|stands)\b",
@@ -190,7 +195,7 @@ class _Scene:
             if clause not in repeated and self.customer and (hit := told(clause, self.customer))
         }
         for clause, (strength, earlier) in repeated.items():
-            add("repeated question", strength, f"asks {_quoted(clause.text)} after {_quoted(earlier)}")
+            add("repeated question", strength, f"asks {_quoted(clause.text)} after {earlier}")
         for clause, answer in unnecessary.items():
             add("unnecessary question", 0.8, f"asks {_quoted(clause.text)}; the customer said {_quoted(answer)}")
         for clause in self.clauses:
@@ -201,7 +206,7 @@ class _Scene:
         if self._is_curt():
             add("coldness", 0.5, f"only {_quoted(self.text)}")
 
-        offer = any(_OFFERS.search(clause.text) for clause in self.clauses if clause.does in ("states", "asks"))
+        offer = any(clause.gives or (clause.asks and _INSTEAD.search(clause.text)) for clause in self.clauses)
         for clause in self.clauses:
             if clause.does == "declines" or clause.brushes_off:
                 add("refusal", 0.5 if offer else 1.0, _quoted(clause.text))
@@ -263,10 +268,12 @@ class _Scene:
             if not (clause.slots and all(map(is_firm, clause.slots))) and _ANOTHER.search(self.said):
                 continue
             hits.append(asked)
+        if not hits and clause.once_more and any(map(stems, self.customer)):
+            return 0.8, "what it says itself that it asks again"
         if not hits:
             return None
-        again = 0.5 if _ONCE_MORE.search(self.text) else 0.8
-        return (1.0 if len(hits) > 1 else again), hits[-1].text
+        reason_given = len(hits) == 1 and _ONCE_MORE.search(self.text)
+        return 0.5 if reason_given else 1.0, _quoted(hits[-1].text)
 
     def _is_curt(self) -> bool:
         words = self.text.split()
@@ -290,7 +297,7 @@ class _Scene:
     def _contradictions(self) -> Iterator[tuple[Clause, tuple[float, str]]]:
         mild = 0.5 if _CORRECTS.search(self.text) else 1.0
         for clause in self.clauses:
-            if clause.does not in ("states", "declines") and clause.asks != "leave":
+            if clause.does not in ("states", "declines") and clause.asks != "leave" and not _states_a_need(clause):
                 continue
             for clauses, _ in self.earlier:
                 for other in clauses:
@@ -302,21 +309,26 @@ class _Scene:
             yield 1.0, "calls a tool"
         asked = bool(_ASKING.search(self.said))
         wanted = {word for sentence in sentences(self.said) if sentence.endswith("?") for word in stems(sentence)}
+        upset = distress(self.said, self.customer[:-1]) is not None
         declines = any(clause.does == "declines" for clause in self.clauses)
         for clause in self.clauses:
             fresh = [word for word in dict.fromkeys(clause.stems) if word not in self.known]
             if clause.asks == "leave" and (len(clause.stems) >= 3 or any(c.does == "states" for c in self.clauses)):
                 if not self._said_before(clause):
                     yield 0.5, f"asks leave: {_quoted(clause.text)}"
-            elif clause.asks == "for" and (values(fresh) or _OFFERS.search(clause.text)):
+            elif clause.chooses and (values(fresh) or _INSTEAD.search(clause.text)):
                 yield 0.5, f"offers {_quoted(clause.text)}"
+            elif _states_a_need(clause) and values(fresh):
+                yield 0.5, f"new: {_quoted(clause.text)}"
             if clause.asks or clause.does not in ("states", "comforts") or self._said_before(clause):
                 continue
             if clause.done:
                 yield 1.0, f"does a step: {_quoted(clause.text)}"
+            elif clause.found:
+                yield 0.6, f"has looked up: {_quoted(clause.text)}"
             elif clause in contradicting:
                 continue
-            elif _OFFERS.search(clause.text) and fresh:
+            elif clause.gives and (fresh or asked):
                 yield 0.6, f"offers {_quoted(clause.text)}"
             elif declines and not _INSTRUCTS.search(clause.text):
                 continue  # the reason for a refusal
@@ -330,7 +342,7 @@ class _Scene:
                 yield 0.7, f"answers: {_quoted(clause.text)}"
             elif wanted and len(wanted & set(clause.stems)) >= max(2, 0.5 * len(wanted)):
                 yield 0.7, f"answers: {_quoted(clause.text)}"
-            elif len(fresh) >= 4:
+            elif len(fresh) >= 4 or (len(fresh) >= 2 and _DEFINITE.search(clause.text) and not upset):
                 yield 0.5, f"new: {_quoted(clause.text)}"
         if re.match(r"\W*(?:yes|no)\W*$", self.text, re.I) and "?" in self.said:
             yield 0.5, f"answers {_quoted(self.text)}"
@@ -358,6 +370,10 @@ class _Scene:
         )
 
 
+def _states_a_need(clause: Clause) -> bool:
+    return clause.asks == "for" and not clause.text.endswith("?")
+
+
 def _same_question(a: Clause, b: Clause) -> bool:
     if a.asks != b.asks and {a.asks, b.asks} & {"opening", "leave"}:
         return False
@@ -366,10 +382,13 @@ def _same_question(a: Clause, b: Clause) -> bool:
     left, right = values(a.stems), values(b.stems)
     if left and right and left != right:
         return False
+    left, right = ({word.casefold() for word in _CONTRAST.findall(clause.text)} for clause in (a, b))
+    if left and right and not left & right:
+        return False
     firm = {slot for slot in a.slots if is_firm(slot)}
     if firm:
         return firm <= b.slots
-    if a.slots != b.slots:
+    if a.slots != b.slots or form(a.text) != form(b.text):
         return False
     alike = similar(a.stems, b.stems)
     return alike >= (0.7 if a.asks == "leave" else _SAME_QUESTION) or a.text.casefold() == b.text.casefold()
@@ -424,7 +443,7 @@ def _flips(denying: str, other: Clause) -> bool:
     denial = _DENIES.search(denying)
     if (
         denial is None
-        or other.asks
+        or other.text.endswith("?")
         or _DENIES.search(other.text)
         or re.match(r"if\b|when\b|unless\b", other.text, re.I)
     ):

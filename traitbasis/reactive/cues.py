@@ -25,8 +25,8 @@ _SENTENCE_END = re.compile(
     r"(?:[.!?]+[\"')\]]*(?=\s|\Z)|\n+)"
 )
 _CLAUSE_END = re.compile(
-    r";\s|:\s|\s-+\s|,?\s(?=but\s)|,\s(?=(?:and|so|or)\s(?:i|i'm|i've|i'll|we|we've|you|you'll|it|they|she|he|the|your)\b)"
-    r"|,\s(?=(?:i|we|you|it|they|there)(?:'\w+)?\s)|,\s(?=(?:could|can|would|may|shall|should|will)\s(?:you|i|we)\b|please\b|is\s(?:this|that|it)\b|don't\b|there's\b)",
+    r";\s|:\s|\s-+\s|(?<!sorry)(?<!sorry,)\s(?=but\s)|,\s(?=(?:and|so|or)\s(?:i|i'm|i've|i'll|we|we've|you|you'll|it|they|she|he|the|your)\b)"
+    r"|(?<!sorry),\s(?=(?:i|we|you|it|they|there)(?:'\w+)?\s)|,\s(?=(?:could|can|would|may|shall|should|will)\s(?:you|i|we)\b|please\b|is\s(?:this|that|it)\b|don't\b|there's\b)",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"[^\W_]+(?:[._@'][^\W_]+)*")
@@ -41,7 +41,7 @@ _STOP = frozenset(
     that the their them then there these they thing things this those though through to today too two under until up us
     use used ve very want wants was way we well were what when where whether which while who whom whose why will wish
     with within without won would yes yet you your yours yourself able assist assistance help hello hi hey sorry
-    unfortunately afraid provide share give tell send let look looking order'd confirm mean moment""".split()  # noqa: SIM905
+    unfortunately afraid provide share give tell send let look looking don isn aren won didn doesn couldn wouldn shouldn hasn haven wasn weren ain confirm mean moment""".split()  # noqa: SIM905
 )
 _IRREGULAR = {
     "bought": "buy", "broke": "break", "broken": "break", "came": "come", "chose": "choose", "chosen": "choose",
@@ -151,6 +151,11 @@ class Clause:
         return self.does == "states" and bool(_DONE.search(self.text)) and not _UNDONE.search(self.text)
 
     @property
+    def gives(self) -> bool:
+        """Whether it offers or promises something that the customer gets, and not only to look."""
+        return self.does in ("states", "comforts") and bool(_GIVES.search(self.text))
+
+    @property
     def dismisses(self) -> bool:
         """Whether it speaks coldly of the feeling itself."""
         return self.cold > 0 and bool(_DISMISSES.search(self.text))
@@ -159,6 +164,21 @@ class Clause:
     def brushes_off(self) -> bool:
         """Whether it declines by being cold."""
         return self.cold > 0 and bool(_BRUSHES_OFF.search(self.text))
+
+    @property
+    def found(self) -> bool:
+        """Whether it says that something was looked up."""
+        return self.does == "states" and bool(_FOUND.search(self.text)) and not _UNDONE.search(self.text)
+
+    @property
+    def once_more(self) -> bool:
+        """Whether a question says itself that it asks again."""
+        return self.asks == "for" and bool(_ONCE_MORE.search(self.text))
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a question lets the customer choose."""
+        return self.asks == "for" and bool(_WISH.search(self.text) or re.search(r"\bor\b|\binstead\b", self.text))
 
     @property
     def promises(self) -> bool:
@@ -179,8 +199,9 @@ def read(text: str) -> tuple[Clause, ...]:
 
 def _clause(text: str, question: bool) -> Clause:
     words = tuple(stems(text))
-    cold = _strength(text, _COLD)
-    warmth = 0.0 if cold else _strength(text, _WARM)
+    spoken = re.sub(r'"[^"]*"', '""', text)  # what is quoted is nobody's tone
+    cold = _strength(spoken, _COLD)
+    warmth = 0.0 if cold else _strength(spoken, _WARM)
     does: Does = "states"
     kind: Asks | None = None
     if cold:
@@ -217,10 +238,8 @@ _CLOSING = _any(
     r"^(?:ok|okay|alright|right|fine|deal|good|really|yes|no|so)\W*$",
 )
 _OPENING = _any(
-    r"\b(?:how|what)\s(?:can|may|could|might)\s(?:i|we)\s(?:help|assist|do|be)\b",
-    r"\bwhat\s(?:brings\syou|can\si\sdo|seems\sto\sbe|are\syou\scalling|do\syou\sneed\shelp)",
-    r"\bwhat(?:'s|\sis)\s(?:the|your)\s(?:problem|issue|matter|trouble|concern|question|request)\b",
-    r"\bwhat\s(?:would\syou\slike|do\syou\swant)(?:\s(?:me|us))?\sto\sdo\b|\bwhat(?:'s|\sis)\sthis\sabout\b",
+    r"\b(?:how|what)\s(?:can|may|could|might)\s(?:i|we)\s(?:help|assist|do)\b(?!\s(?:to|if|when|about|with)\b)",
+    r"\bwhat\s(?:brings\syou|are\syou\scalling\sabout|do\syou\sneed\shelp\swith|would\syou\slike\shelp\swith)\b",
 )
 _LEAVE = _any(
     r"\b(?:shall|should)\s(?:i|we)\b|\bdo\syou\swant\s(?:me|us)\sto\b|\bwould\syou\slike\s(?:me|us)\sto\b",
@@ -286,6 +305,7 @@ _REFUSAL = _any(
     r"\bno\s(?:exceptions?|refunds?|way\saround|longer\spossible|chance)\b|\bout\sof\sthe\squestion\b|\bhave\sto\s(?:decline|refuse|say\sno)",
     r"\b(?:must|have\sto)\s(?:decline|refuse|turn\s(?:this|that|it|you)\sdown)\b|\bnothing\s(?:more\s|else\s)?(?:i|we)\scan\sdo\b"
     r"|\bthere(?:'s|\sis)\snothing\s(?:more\s|else\s)?(?:i|we)\b|\bagainst\s(?:our|the)\s(?:rules?|polic)",
+    r"\bno\s\w+(?:\s\w+)?\s(?:is|are|will\sbe)\s(?:due|possible|given|granted|paid)\b",
     r"^only\s.+\bmay\b|\b(?:is|are|strictly)\s(?:reserved|limited|only)\sfor\b|\b(?:falls?|is|are)\soutside\b|\bpast\sthe\s\w+\s(?:window|deadline)",
     r"(?:\bnot|n't)\s(?:eligible|possible|allowed|permitted|refundable|negotiable|entitled|something\s(?:i|we)|an\soption)\b",
 )
@@ -303,6 +323,7 @@ _NOT_FOUND = _any(
 _STALL = _any(
     r"\b(?:i'?ll|i\swill|i'm|i\sam|we'?ll|we're|let\sme|let\sus|allow\sme|give\sme|i'm\sgoing)\s(?:\w+\s){0,4}?(?:look(?:ing)?|check(?:ing)?"
     r"|see(?:ing)?|investigat\w+|review(?:ing)?|pull(?:ing)?\sup|work(?:ing)?\son|moment|minute|second|sec)\b",
+    r"\bi\s(?:have|need)\sto\s(?:ask|check|look|find\sout|see)\b",
     r"\b(?:one|just\sa|a)\s(?:moment|minute|second|sec)\b|\b(?:hold\son|hang\son|bear\swith\s(?:me|us)|please\s(?:hold|wait|stand\sby))\b",
     r"\b(?:thank\syou|thanks|appreciate)\b.*\b(?:waiting|patience|holding|bearing)\b|\b(?:be\s)?(?:right\sback|back\sto\syou|in\stouch)\b",
     r"\b(?:will|is\sgoing\sto|is)\s(?:be\s)?(?:look(?:ed|ing)?\sinto|escalat\w+|process\w*\syour\srequest)",
@@ -322,17 +343,29 @@ _DONE = _any(
     r"^(?:all\s)?(?:done|sorted|found\sit|fixed|booked|confirmed|approved|noted)\b|\b(?:is|are|you're|you\sare|it's)\s(?:now|all\sset|noted|filed|booked"
     r"|confirmed|open\sin\sfront|on\s(?:its|their|the)\sway)\b",
     r"\byou(?:'re|\sare)\s(?:[\w']+\s){1,5}now\b",
-    r"\bi\s(?:can\s)?(?:see|have)\s(?:your|the|both|that|it)\b",
+)
+_FOUND = _any(r"\bi\s(?:can\s)?(?:see|have)\s(?:your|the|both|that|it)\b")
+_ONCE_MORE = _any(
+    r"\b(?:tell|give|send|share|say|repeat|confirm|provide|name|upload|spell|read|state|enter)\b.*\b(?:again|once\smore|one\smore\stime|a\ssecond\stime)\b",
+    r"\bremind\s(?:me|us)\b|\bwhat\s(?:was|is)\b.*\bagain\W*$|\brepeat\s(?:your|the|that|it)\b",
 )
 _UNDONE = _any(
     r"\b(?:haven't|hasn't|have\snot|has\snot|not\syet|wasn't|weren't|never)\b",
     r"\bi\s(?:can\s)?see\s(?:that\s)?(?:you|how|why|what)\b",
     r"\bi\s(?:understood|needed|wanted|hoped|asked|mentioned|noticed|wondered|stated|explained|checked|looked)\b",
-    r"^(?:if|when|once|after)\b",
+    r"^(?:if|when|once|after)\b|\b(?:what|as|which|than)\s(?:i|we)\b",
 )
 _PROMISE = _any(
     r"\b(?:i'?ll|i\swill|i'm\sgoing\sto|we'?ll|we\swill|let\sme|allow\sme|i\scan|we\scan|i'm\sable\sto)\b",
     r"\bon\sit\b",
+)
+
+_GIVES = _any(
+    r"\b(?:i|we)\s(?:can|could|can\salso|can\sstill)\s(?!not\b|help|assist|look|check|see|find|try|understand|imagine|hear|tell|trace|investigat"
+    r"|only|see|feel|sense|appreciate|confirm\sthat\syou)\w+",
+    r"\b(?:i'll|i\swill|we'll|we\swill|let\sme|i'm|we're|i\sam|we\sare)\s(?:also\s|now\s|just\s|then\s|going\sto\s)*(?:send|sending|ship|credit|refund|waive"
+    r"|replac|book|mov|add|email|mail|cancel|transfer|reset|chang|updat|exchang|issu|pay|remov|revers|extend|deliver|process|submit|fil|put)\w*",
+    r"\bwhat\s(?:i|we)\scan\sdo\b|\boptions?\s(?:are|is)\b|\balternativ",
 )
 
 # --- warm and cold ----------------------------------------------------------------------------------------------------
@@ -354,7 +387,7 @@ _WARM: Final = (
             r"\b(?:i|we)\s(?:can\s)?(?:only\s)?imagine\b|\bit\s(?:makes?|made)\s(?:perfect\s|complete\s|total\s)?sense\sthat\b|\bno\swonder\b",
             r"\b(?:every|any)(?:\s|)(?:one|body)\swould\b|\bwould\s(?:[\w']+\s)?(?:frighten|upset|annoy|worry|scare|anger|frustrate|hurt|shake)\s"
             r"(?:any|every)|\b(?:every|all\sthe)\s(?:right|reason)\sto\s(?:be|feel)\b",
-            r"\b(?:so|very|truly|deeply|terribly|really|sincerely)\ssorry\b|\bsorry\s(?:to\shear|for\syour|about\syour|that\syou|you)\b|\bcondolences\b",
+            r"\b(?:so|very|truly|deeply|terribly|really|sincerely)\ssorry\b|\bsorry\s(?:to\shear(?!\s(?:it|that|this)\W*$)|for\syour|about\syour|that\syou|you)\b|\bcondolences\b",
             r"\b(?:you(?:'re|\sare)|you'll)\s(?:not|never|n't)\s(?:be\s)?(?:alone|on\syour\sown|a\sfailure|a\sburden)|\bi'm\shere\s(?:for|with)\syou\b",
             r"\bmy\sheart\s(?:goes|breaks)\b|\bbeing\s(?:afraid|scared|angry|sad|hurt)\b|\bit(?:'s|\sis)\s(?:okay|ok|alright|normal|natural|understandable)"
             r"\sto\b",
@@ -367,7 +400,7 @@ _WARM: Final = (
             r"\b(?:i|we)\s(?:sincerely\s|do\s|really\s|truly\s)?(?:apologi[sz]e|regret)\b(?!.*\b(?:any|the)\sinconvenience)|\bmy\s(?:[\w']+\s)?apologies\b"
             r"(?!.*\binconvenience)",
             r"\bforgive\s(?:me|us)\b|\bi\s(?:was|went|got)\s(?:wrong|too\sfast|careless|rude|unkind)|\b(?:my|our)\s(?:mistake|fault|bad|error)\b",
-            r"\bsorry\s(?:about|for)\b(?!.*\binconvenience)|^(?:and\s)?(?:i'm\s|i\sam\s|we're\s|we\sare\s)sorry\b\W*$",
+            r"\bsorry\s(?:about|for)\b(?!.*\binconvenience|\sthat\W*$|\sthis\W*$)",
             r"\b(?:don't|do\snot|no\sneed\sto|never)\s(?:you\s)?(?:worry|panic|feel\s(?:bad|guilty))\b|\b(?:no\sworries|rest\sassured)\b",
             r"\bnot\s(?:your|ours?\syour)\s(?:fault|problem)\b|\byou\s(?:did|have\sdone)\s(?:nothing|the\sright)\b|\bwe'll\s(?:get|sort|figure|fix|find)\s"
             r"(?:[\w']+\s){0,3}?(?:through|out|together|sorted|back|this)\b",
@@ -387,6 +420,7 @@ _WARM: Final = (
         _any(
             r"\b(?:apologi[sz]e|apologies|sorry)\b.*\binconvenience\b|\bi\s(?:completely\s|fully\s|totally\s)?understand\s(?:your|how|why|that\syou)\b",
             r"\b(?:oh\sno|oh\sdear|ouch)\b|\bi\shear\syou\b|\bi\ssee\show\b",
+            r"\bsorry\sabout\s(?:that|this)\b|^(?:and\s|oh,?\s)?(?:i'm\s|i\sam\s|we're\s|we\sare\s)?(?:very\s|so\s)?sorry(?:\sto\shear\s(?:it|that|this))?\W*$",
         ),
     ),
 )  # fmt: skip
@@ -445,20 +479,21 @@ _TIME = (
 )
 _NUMBERED: Final = {
     "order": "order",
+    "phone": r"(?:tele|mobile\s|cell)?phone",
     "booking": r"(?:booking|reservation|confirmation|pnr)",
     "parcel": r"(?:parcel|package|tracking|shipment)",
     "user": r"(?:user|customer|client)",
     "case": r"(?:case|ticket|claim|reference|complaint)",
     **{
         word: word
-        for word in "account policy member employee student patient invoice serial flight card phone meter contract".split()  # noqa: SIM905
+        for word in "account policy member employee student patient invoice serial flight card meter contract".split()  # noqa: SIM905
     },
 }
 _FIRM: dict[str, tuple[re.Pattern[str], re.Pattern[str]]] = {
     f"{name} number": (
         _any(
             rf"\b{noun}\w*\s?(?:reference\s)?(?:number|id|code|no\b|#|reference|name\b|reading)",
-            rf"\b(?:number|id|code|digits|reading)\w*\s(?:on|of|for|to|from)\s(?:your|the|this|that)\s(?:\w+\s)?{noun}\b",
+            rf"(?<!phone\s)\b(?:number|id|code|digits|reading)\w*\s(?:on|of|for|to|from)\s(?:your|the|this|that)\s(?:\w+\s)?{noun}\b",
         ),
         re.compile(
             rf"\b(?i:{noun})\w*(?:\s(?i:number|id|code|no|reference|ending|ends|is|in|it's|with|name))*\s?[.:#,]*\s*(?:(?i:is|in)\s)?{_CODE}"
@@ -500,6 +535,10 @@ _OPEN: dict[str, re.Pattern[str]] = {
     "how": _any(r"\bhow\b(?!\s(?:much|many|long))"),
     "which": _any(r"\b(?:what|which)\b"),
 }
+_WISH = _any(
+    r"\bwould\syou\s(?:like|prefer|rather)\b|\b(?:do|did)\syou\s(?:want|wish|need|prefer)\b|\bsuits?\b|\bwould\b"
+)
+_REQUESTS = _any(r"\b(?:could|can|would|will)\syou\b(?!\s(?:like|prefer|rather)\b)|\bplease\b")
 _VAGUE = frozenset("happen start begin occur notice day dat time month year amount reason long involv last".split())  # noqa: SIM905
 _TRIED = _any(
     r"\b(?:tried|already|twice|did\s(?:that|this|it|talk|call|try)|again|i\sdid|i've|i\shave|several\stimes|once)\b"
@@ -516,6 +555,11 @@ def slots_asked(text: str) -> frozenset[str]:
     """What a question asks for: firm slots (an order number), else the kind of question word (when, why)."""
     firm = frozenset(name for name, (asked, _) in _FIRM.items() if asked.search(text))
     return firm or frozenset(list(name for name, asked in _OPEN.items() if asked.search(text))[:1])
+
+
+def form(text: str) -> tuple[bool, bool]:
+    """Whether a question is about what the customer wishes, and whether it requests something to be done."""
+    return bool(_WISH.search(text)), bool(_REQUESTS.search(text))
 
 
 def is_firm(slot: str) -> bool:
@@ -545,7 +589,9 @@ def told(question: Clause, customer: Sequence[str]) -> str | None:
         return found[0] if len(found) >= len(firm) else None
     content = {word for word in question.stems if word not in _VAGUE}
     for part, words in parts:
-        if part.endswith("?") and not _REQUEST.search(part):
+        if part.endswith("?") and not re.search(
+            r"\b(?:can|could|would|will) (?:you|i|we)\b|\bplease\b", part, re.IGNORECASE
+        ):
             continue
         shared = content & set(words)
         if (
@@ -652,7 +698,7 @@ _DISTRESS: Final = (
             r"|stranded|no\smoney\sfor|overdrawn|emergency)\b",
         ),
     ),
-    (0.4, _any(r"\bcan\shardly\b|\b(?:still\snothing|come\son|seriously)\b|!!+|\?!|!\?|\bhuh\?")),
+    (0.4, _any(r"\bcan\shardly\b|\b(?:still\snothing|come\son(?=[!.?,])|seriously)(?!\w)|!!+|\?!|!\?|\bhuh\?")),
 )  # fmt: skip
 _CALM = re.compile(
     r"(?:\b(?:not|n't|never|no\slonger|isn't|wasn't|without|nothing|don't|no|hardly|less)\b)(?:\s\w+){0,3}\s*$",
