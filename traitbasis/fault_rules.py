@@ -186,13 +186,13 @@ def _acted(episode: Episode, calls: Sequence[Made], references: Sequence[Referen
     harm: Severity = "minor" if data_right(episode) else "critical"
     untold = _untold(episode)
     required = [r for r in missing if not r.name.startswith(_READS) or r.name.startswith(_HANDS_OVER)]
-    stop = _stop(episode, bool(required or untold), ending)
+    wrong = _wrong_arguments(over, required)
+    stop = _stop(episode, bool(len(required) > len(wrong) or untold), ending)
     if stop:
         yield stop
     missed: Severity = "minor" if stop and stop.source == "user" else "critical"  # what a stop left undone
 
     found: list[Fault] = []
-    wrong = _wrong_arguments(over, required)
     for reference in missing:
         if reference in required:
             if id(reference) in wrong:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traitbasis.drop_tables import Grid
-from traitbasis.fault_types import CATEGORIES, REASONS, TYPES, category_of
+from traitbasis.fault_types import CATEGORIES, REASONS, TYPES
 from traitbasis.faults import Faults
 from traitbasis.outcomes import UNSTEERED
 
@@ -44,19 +44,20 @@ def types_grid(found: Faults) -> Grid:
         minor = sum(fault.severity == "minor" and fault.source == "agent" for fault in faults)
         users = sum(fault.source == "user" for fault in faults)
         counted = f"{len(faults)} ({minor} minor, {users} the user's)" if faults else "0"
+        cells = [by_type[type_, name] for name in found.conditions]
         rows.append(
             (
                 type_,
-                category_of(type_),
-                *(str(by_type[type_, name]) for name in found.conditions),
+                *("-" if not share.looked else str(share) for share in cells),
                 counted if faults or type_ in found.looked else "not looked for",
             )
         )
     return Grid(
         f"Types of fault of {found.agent}",
-        ("fault", "category", *found.conditions, "all that were found"),
+        ("fault", *found.conditions, "all that were found"),
         tuple(rows),
-        f"{_SHARE}. The last column counts every fault, also minor ones and the simulated user's own.",
+        f"{_SHARE}. The last column counts every fault, also minor ones and the simulated user's own. "
+        "-: nothing failed there, or nobody looked for it.",
     )
 
 
