@@ -105,22 +105,30 @@ _LEAD = (
     r"(?:[\s\"'*•-]*(?:\d+[.)]\s+)?"
     r"(?:(?:and|or|but|then|so|please|first|maybe|perhaps|also|next|just|instead|today|tonight|tomorrow)\b,?\s*)*)"
 )
+# What tells the customer to do something goes on until a clause claims something; what holds in general is for once.
 _ADVICE = re.compile(
     rf"{_LEAD}(?:{'|'.join(_WORDS['advice_verbs'].split())})\b(?!\s+(?:\w+\s+)?(?:is|was|has)\b)"
     r"|.*\b(?:you|we|one|they|each|both)\s+(?:could|can|might|may|should|would|don't have to)\b"
-    r"|.*\b(?:could|can|may|might|would|will)\s+(?:\w+\s+)?"
-    r"(?:help|ease|calm|soothe|reduce|lower|lift|improve|clear|make|be enough|be a start|do you good|feel)\b"
-    r"|\s*(?:maybe|perhaps)\b|.*\bcan be\b|.*\b(?:how|what) about\b|.*\b(?:try|trying|worth|helps?|even)\s+\w+ing\b"
-    r"|.*\b(?:many|most|some|other) people\b|.*\b(?:often|usually|sometimes|typically|generally|tends? to)\b"
-    r"|.*\bI(?:'d| would) (?:suggest|like you to|start)\b",
+    r"|\s*(?:maybe|perhaps)\b|.*\b(?:how|what) about\b|.*\bI(?:'d| would) (?:suggest|like you to|start)\b",
     re.IGNORECASE | re.DOTALL,
+)
+_GENERAL = re.compile(
+    r"\b(?:could|can|may|might|would|will)\s+(?:\w+\s+)?"
+    r"(?:help|ease|calm|soothe|reduce|lower|lift|improve|clear|make|feel|do you good)\b"
+    r"|\b(?:could|can|might|would)\s+be\s+(?:a|an|enough|worth|good|nice|the)\b"
+    r"|\b(?:try|trying|worth|helps?|even)\s+\w+ing\b|\b(?:many|most|some|other) people\b"
+    r"|\b(?:often|usually|sometimes|typically|generally|tends? to)\b",
+    re.IGNORECASE,
 )
 # What holds of the world even where it stands in advice: "go to the library, it closes at six".
 _CLAIM = re.compile(
-    r"\b(?:(?:it|they|he|she|there|that|this|which|who|tickets?|you(?:'ve)?|your \w+)"
-    r"(?:'s|'re|'ll)?\s+(?:still\s+|only\s+|also\s+)?(?:is|are|was|were|will|has|have|had|earn(?:ed)?|paid|spent|owe|runs?|opens?|closes?|starts?"
+    r"\b(?:(?:it|they|he|she|there|that|this|which|who|tickets?|you(?:'ve)?|your \w+|the \w+)"
+    r"(?:'s|'re|'ll)?\s+(?:still\s+|only\s+|also\s+)?(?:is|are|was|were|will|has|have|had"
+    r"|earn(?:ed)?|paid|spent|owe|runs?"
+    r"|opens?|closes?|starts?"
     r"|begins?|costs?|leaves?|arrives?|takes|lasts?|stays?|gives?|serves?|wrote|said|says|live)\b"
-    r"|(?:it|there|he|she)'s|'ve had|you earn|leaves|stays open|open until|starts? at|opens? at"
+    r"|(?:it|there|he|she)'s|'ve had|you earn|leaves|stays open|open until"
+    r"|(?:starts?|arrives?|begins?|ends?|departs?|opens?) at"
     r"|closes? at|says?|away\b|from you\b)",
     re.IGNORECASE,
 )
@@ -163,7 +171,8 @@ def _clauses(text: str) -> Iterator[_Clause]:
             elif _CLAIM.search(clause):
                 advice = False
             guess = asked or bool(_IF.match(clause))
-            yield _Clause(start + left, start + right, clause, advice, guess, suggests)
+            general = advice or bool(_GENERAL.search(clause))
+            yield _Clause(start + left, start + right, clause, general, guess, suggests)
             if _ASIDE.match(clause) or sentence[:left].endswith("from "):
                 advice = before  # what follows goes on where the aside came in
 
@@ -173,9 +182,8 @@ def _in_its_clause(unit: Found, clauses: list[_Clause], text: str) -> Found | No
     clause = next(clause for clause in clauses if clause.start <= unit.start < clause.end)
     weak = unit.weak or clause.guess
     if unit.kind in ("date", "time", "money", "number"):
-        weak = weak or clause.advice
-        if "%" in unit.key:
-            weak = False
+        fixed = "%" in unit.key or (unit.kind == "date" and unit.key[2])  # nobody advises a share, or the 14th of June
+        weak = weak or (clause.advice and not fixed)
     elif unit.kind in ("person", "event", "place"):
         weak = weak or clause.advice
     elif unit.kind == "condition" and not _WEATHER_FRAME.search(clause.text):
@@ -333,7 +341,8 @@ _RANGE = re.compile(
     re.IGNORECASE,
 )
 _HEDGE = re.compile(
-    r"\b(?:about|around|nearly|almost|roughly|some|only about|just (?:under|over)|over|under)\ \Z", re.IGNORECASE
+    r"\b(?:about|around|nearly|almost|roughly|some|only about|just (?:under|over)|over|under|(?:less|more) than)\ \Z",
+    re.IGNORECASE,
 )
 _SAYINGS = re.compile(r"\b24/7\b|\b50/50\b|\b100\s?(?:%|percent)|\ba million\b", re.IGNORECASE)
 
@@ -424,7 +433,9 @@ _ENDING = re.compile(r"(?:ing|ness|tion|sion|ity|ment|ship|ance|ence|ism|ies|hoo
 
 def _opening_names(text: str) -> Iterator[Found]:
     for match in _OPENING.finditer(text):
-        word = folded(match["name"])
+        word, verb = folded(match["name"]), text[match.end() :].split(maxsplit=1)[0]
+        if word.endswith("s") and not verb.endswith("s"):
+            continue  # "nights can be long"
         if (
             word not in _NO_NAME
             and word not in _COMMON

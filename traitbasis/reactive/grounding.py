@@ -329,7 +329,7 @@ class _Source:
         if unit.kind == "date":
             return any(_same_date(key, date) for date in self._units.get("date", ()))
         if unit.kind in ("event", "place", "person", "condition"):
-            return any_of(key, self._said)
+            return any_of(key, self._said) or any(_holds(self._words, words_of(word)) for word in key if "-" in word)
         if unit.kind == "identifier":
             flat = _flat(str(key[0]))
             return _holds(self._words, words_of(str(key[0]))) or (len(flat) > 4 and flat in self._flat)
@@ -368,11 +368,10 @@ def _plain(text: str) -> tuple[str, frozenset[int]]:
 
     with suppress(ValueError, RecursionError):  # whatever is no JSON is text
         text = "".join(walk(json.loads(text)))
-    text = _ZONE.sub("", text)
-    return re.sub(r"(?<=\d)T(?=\d\d:)", " at ", text), frozenset(lengths)
+    return re.sub(r"(?<=\d)T(?=\d\d:)", " at ", _ZONE.sub(r"\1", text)), frozenset(lengths)
 
 
-_ZONE = re.compile(r"(?<=\d\d:\d\d)(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)(?!\d)")
+_ZONE = re.compile(r"(T\d\d:\d\d)(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?(?!\d)")
 _SUFFIX = {
     **{"m": " meters", "km": " km", "c": " degrees", "pct": "%", "percent": "%", "minutes": " minutes"},
     **{"hours": " hours", "days": " days", "usd": " dollars", "eur": " euros", "gbp": " pounds"},
