@@ -17,6 +17,7 @@ from .channels import IN_PATH, Directory
 from .limits import BodyLimit, Limits
 from .metrics import Observer
 from .operation import Readiness, Requests
+from .state import States, state_key
 
 _TAGS = [
     {"name": "OpenAI", "description": "The simulated user is `assistant`, the agent under test is `user`."},
@@ -30,7 +31,8 @@ class Settings:
     """How an application is operated, whatever it serves.
 
     api_keys: requests need one of them; none: any token will do. open_metrics: /metrics needs none. cors_origins: of
-    pages that may ask from a browser; ``*`` is any. log_text: messages go into the log.
+    pages that may ask from a browser; ``*`` is any. log_text: messages go into the log. state_key: signs the states of
+    customers that react; by default one of this machine's own.
     """
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -38,6 +40,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     cors_origins: tuple[str, ...] = ()
     log_text: bool = False
+    state_key: str = field(default="", repr=False)
 
 
 def create_app(simulator: UserSimulator, settings: Settings | None = None, users: Sequence[ServedUser] = ()) -> FastAPI:
@@ -78,10 +81,11 @@ def create_app(simulator: UserSimulator, settings: Settings | None = None, users
 
     guarded = keys.SECURITY if settings.api_keys else []
     directory = Directory(simulator, users)
+    states = States(settings.state_key or state_key())
     for prefix, more in (("/v1", []), ("/u/{spec}/v1", IN_PATH)):
-        for router in (openai.router(simulator, directory), completions.router(simulator, directory)):
+        for router in (openai.router(simulator, directory, states), completions.router(simulator, directory)):
             app.include_router(router, prefix=prefix, dependencies=[*guarded, *more])
-    app.include_router(steer.router(simulator, directory), dependencies=guarded)
+    app.include_router(steer.router(simulator, directory, states), dependencies=guarded)
     app.include_router(metrics.router(observer), dependencies=[] if settings.open_metrics else guarded)
     app.include_router(operation.router(simulator, readiness))
     app.include_router(page.router())

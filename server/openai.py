@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -22,9 +22,10 @@ from .channels import Directory
 from .errors import describe
 from .replies import MAX_TOP_LOGPROBS, STREAMS, Replies, event, finish_reason, share_of_limit, usage
 from .schemas import ChatCompletionRequest
+from .state import Felt, States
 
 
-def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
+def router(simulator: UserSimulator, directory: Directory, states: States) -> APIRouter:
     """Routes ``/chat/completions`` and ``/models``, to be put under ``/v1``."""
     routes = APIRouter(tags=["OpenAI"])
     replies = Replies(simulator)
@@ -51,6 +52,7 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
                 "guards": [guard.name for guard in simulator.guards_of(user)],
                 "stop_tokens": user.stop_tokens,
                 "context": user.context,
+                "reactive": user.reactive.record if user.reactive else None,
                 "max_context": simulator.engine.stats().max_context,
             },
         }
@@ -84,6 +86,9 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
         said = {"role": "assistant", "content": turn.text, "refusal": None}
         return said | {"content": None, "tool_calls": [wire_call(call) for call in turn.calls]} if turn.calls else said
 
+    def metadata(found: Sequence[UserTurn], felt: Felt) -> dict[str, Any]:
+        return replies.metadata(found) | states.told(found[0].reaction, felt)
+
     @routes.post("/chat/completions", response_model=None, responses=STREAMS)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """The simulated user's next message, or its tool call."""
@@ -99,7 +104,8 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
         tools, tool_choice = body.tools, body.tool_choice
         if tools is None and body.functions is not None:
             tools, tool_choice = tools_from_functions(body.functions, body.function_call)
-        options = replies.options(state.limits, body.sampling, asked.user)
+        felt = states.asked(body.felt_of_body(), asked.user, request.headers.get("authorization", ""))
+        options = {**replies.options(state.limits, body.sampling, asked.user), **felt.options}
 
         def prepare() -> list[PreparedTurn]:
             return [
@@ -123,16 +129,18 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
         running = await turns.start(simulator, state.observer, prepare)
         head = replies.head("chatcmpl", body.model)
         if body.stream:
-            return StreamingResponse(stream(head, running, body.include_usage), media_type="text/event-stream")
+            return StreamingResponse(stream(head, running, felt, body.include_usage), media_type="text/event-stream")
         found = await running.turns(request)
         choices = [
             {"index": i, "message": message(turn), "logprobs": logprobs(turn), "finish_reason": finish_reason(turn)}
             for i, turn in enumerate(found)
         ]
-        more = {"choices": choices, "usage": usage(found, n), "traitbasis": replies.metadata(found)}
+        more = {"choices": choices, "usage": usage(found, n), "traitbasis": metadata(found, felt)}
         return AsciiJSONResponse({**head, "object": "chat.completion", **more})
 
-    async def stream(head: dict[str, Any], running: turns.RunningTurns, include_usage: bool) -> AsyncIterator[str]:
+    async def stream(
+        head: dict[str, Any], running: turns.RunningTurns, felt: Felt, include_usage: bool
+    ) -> AsyncIterator[str]:
         begun: set[int] = set()
         head = {**head, "object": "chat.completion.chunk"}
 
@@ -145,7 +153,7 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
                 "logprobs": turn and logprobs(turn),
                 "finish_reason": turn and finish_reason(turn),
             }
-            more = {"traitbasis": replies.metadata([turn])} if turn else {}
+            more = {"traitbasis": metadata([turn], felt)} if turn else {}
             return event({**head, "choices": [choice], **more})
 
         done: list[UserTurn] = []

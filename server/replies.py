@@ -67,6 +67,7 @@ class Replies:
             "positions": turn.positions,
             **self._provenance,
             "as": turn.as_,
+            **({"reaction": turn.reaction.record} if turn.reaction else {}),
         }
 
     def tokens(self, turn: UserTurn) -> list[tuple[int, TokenLogprob]]:

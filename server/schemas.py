@@ -31,12 +31,23 @@ class Steerable(_Lenient):
     force: _Flag = Field(default=None, description="serve traits beyond their limit, and those that are not steerable")
     extra_body: _Object = Field(default=None, description="what some clients leave of theirs; its traits are read")
     trial: int | str | None = Field(default=None, description="varies the seed that is derived when none is given")
+    traitbasis: _Object = Field(
+        default=None,
+        description="how the customer feels and reacts, and its state of the last reply",
+        examples=[{"condition": "frustration.cold.high.skeptical", "unsatisfied": True}],
+    )
 
     def traits_of_body(self) -> Iterator[Any]:
         """Traits that were sent, the first of which counts; an empty mapping means unsteered."""
         yield from (self.traits, self.trait_dict, self.trait)
         if isinstance(self.extra_body, dict):
             yield from (self.extra_body.get(name) for name in ("traits", "trait_dict", "trait"))
+
+    def felt_of_body(self) -> Any:
+        """What was sent as traitbasis."""
+        if self.traitbasis is None and isinstance(self.extra_body, dict):
+            return self.extra_body.get("traitbasis")
+        return self.traitbasis
 
     def force_of_body(self) -> Iterator[Any]:
         """What was sent as force, the first of which counts."""

@@ -33,6 +33,7 @@ from .schemas import (
     TraitDetail,
     TraitList,
 )
+from .state import States
 
 MAX_BATCH = 64
 _WHO = set(Steerable.model_fields)
@@ -40,7 +41,7 @@ _WHO = set(Steerable.model_fields)
 _GREETING = {"role": "user", "content": GREETING}
 
 
-def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
+def router(simulator: UserSimulator, directory: Directory, states: States) -> APIRouter:
     """Routes ``/steer_tau`` (τ-trait 0.1.1), ``/steer_bare`` (its repository), ``/steer_batch`` and ``/traits`` (the
     SDK), ``/promptfoo``."""
     routes = APIRouter(tags=["other harnesses"])
@@ -52,6 +53,8 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
         for entry in entries:
             state.limits.check_messages(entry.messages)
         asked = [directory.asked(entry, request) for entry in entries]
+        # Their replies have no room for a state, which is folded anew from every conversation.
+        felt = [states.asked(entry.felt_of_body(), who.user) for entry, who in zip(entries, asked, strict=True)]
 
         def prepare() -> list[PreparedTurn]:
             return [
@@ -63,8 +66,9 @@ def router(simulator: UserSimulator, directory: Directory) -> APIRouter:
                     trial=who.trial,
                     force=who.force,
                     **replies.options(state.limits, entry.sampling, who.user),
+                    **feels.options,
                 )
-                for entry, who in zip(entries, asked, strict=True)
+                for entry, who, feels in zip(entries, asked, felt, strict=True)
             ]
 
         running = await turns.start(simulator, state.observer, prepare)

@@ -46,9 +46,10 @@ from traitbasis.grammar import json_grammar
 from traitbasis.guards import GUARDS, Conversation, Guard, named_stop_tokens
 from traitbasis.model import LanguageModel, load_model
 from traitbasis.prompts import asked_json, is_turn_schema, judge_prompt, without_directions
+from traitbasis.reactive.reactor import CustomerState, Reaction, Reactive, react
 from traitbasis.spec import Traits, format_traits
 from traitbasis.tools import read_tools, tool_format
-from traitbasis.tries import PreparedTurn, Tries, TurnListener, UserTurn, digest_seed
+from traitbasis.tries import PreparedTurn, Said, Tries, TurnListener, UserTurn, digest_seed
 from traitbasis.users import DEFAULT_USER, ServedUser
 
 # Stands in for a harness's instruction when a conversation has no system message.
@@ -135,6 +136,9 @@ class UserSimulator:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: Any = None,
         response_format: Mapping[str, Any] | None = None,
+        reactive: Reactive | None = None,
+        state: CustomerState | None = None,
+        tool_results: Sequence[str] = (),
         **sampling: Any,
     ) -> PreparedTurn:
         """Check a request and render its prompt, without generating. Other arguments and errors as for ``reply``.
@@ -144,8 +148,9 @@ class UserSimulator:
         traits beyond their damage limit and those that are not steerable on this model (OverLimitError otherwise);
         None means as the served user says, whose default is no. It changes nothing else, not even the seed. tools,
         tool_choice: in OpenAI's form, the user's own tools; the turn is then text or a call. response_format: in
-        OpenAI's form; ``json_object`` and ``json_schema`` get JSON of that schema. sampling: fields of ``Sampling``
-        that differ from the user's and the simulator's.
+        OpenAI's form; ``json_object`` and ``json_schema`` get JSON of that schema. reactive, state, tool_results: how
+        the customer feels and reacts, by default as the served user does; see ``reactive/reactor.py``. sampling: fields
+        of ``Sampling`` that differ from the user's and the simulator's.
         """
         known_tools = read_tools(tools, tool_choice)
         schema, structured = _schema(response_format)
@@ -159,10 +164,15 @@ class UserSimulator:
         asked = user.traits if traits is None else traits
         intensities = self.basis.parse({} if judge or (structured and not is_turn_schema(schema)) else asked)
         self.basis.parse(asked)  # a misspelt trait is told even where it is not used
-        load = self._load(intensities, user.force if force is None else force)
+        forced = user.force if force is None else force
+        reaction = None
+        if plain is None and (how := reactive or user.reactive):
+            reaction = react(turns, how, state, tool_results=tool_results)
+            intensities = self._felt(intensities, reaction, forced)
+        load = self._load(intensities, forced)
         drawn = _changed(_changed(self.sampling, user.sampling), sampling)
         if plain is None:
-            turns = _instructed(turns, user)
+            turns = _instructed(turns, user, reaction)
         spoken = [[turn.speaker, turn.text, *([call.name, call.arguments] for call in turn.calls)] for turn in turns]
         check_choice("positions", positions, Positions)
         more = [tools, tool_choice] if known_tools else [response_format] if structured else []
@@ -213,6 +223,7 @@ class UserSimulator:
             dropped=dropped,
             json=structured,
             must_call=bool(known_tools and known_tools.must_call),
+            reaction=reaction,
         )
 
     def prepare_text(
@@ -276,6 +287,17 @@ class UserSimulator:
             raise OverLimitError(problem)
         return {"dose": dose, "share": self.basis.known_share(intensities), "forced": bool(problem)}
 
+    def _felt(self, intensities: Mapping[str, float], reaction: Reaction, forced: bool) -> dict[str, float]:
+        """Intensities as the customer's state has them; what is scaled up stays within the damage limit."""
+        felt = dict(intensities)
+        for trait, intensity in self.basis.parse(reaction.traits).items():
+            felt[trait] = felt.get(trait, 0.0) + intensity
+        scale = reaction.scale
+        share = self.basis.known_share(felt)
+        if scale > 1 and share and not forced:
+            scale = max(1.0, min(scale, 1 / share))
+        return {trait: intensity * scale for trait, intensity in felt.items() if intensity * scale}
+
     def _over_limit(self, intensities: Mapping[str, float]) -> str | None:
         """Why these traits are served only when forced, if they are."""
         spec, way_out = format_traits(intensities), "`force: true` serves it all the same"
@@ -321,6 +343,8 @@ class UserSimulator:
 
         The listener is called from the engine's thread and must not block. Raises EngineBusyError, EngineError.
         """
+        if prepared.says is not None:
+            return Said(prepared, listener)
         return Tries(self.engine, prepared, listener)
 
     @property
@@ -398,10 +422,13 @@ def _schema(response_format: Mapping[str, Any] | None) -> tuple[Mapping[str, Any
     return schema, True
 
 
-def _instructed(turns: list[Turn], user: ServedUser) -> list[Turn]:
-    """The conversation under its instruction, or the default one, with the user's persona."""
+def _instructed(turns: list[Turn], user: ServedUser, reaction: Reaction | None) -> list[Turn]:
+    """The conversation under its instruction, or the default one, with the user's persona and what it feels."""
     first, rest = (turns[0].text, turns[1:]) if turns and turns[0].speaker == "system" else (DEFAULT_INSTRUCTION, turns)
-    return [Turn("system", f"{first}\n\n{user.about}" if user.about else first), *rest]
+    if reaction and reaction.whole and rest is turns:
+        first = ""  # the default one would only stand beside a better one
+    parts = (first, user.about, reaction.instruction if reaction else "")
+    return [Turn("system", "\n\n".join(part for part in parts if part)), *rest]
 
 
 def _conversation(turns: Sequence[Turn], user: ServedUser) -> Conversation:

@@ -30,6 +30,7 @@ from traitbasis.engines.base import (
 )
 from traitbasis.errors import EngineError, RequestError, ToolCallError
 from traitbasis.guards import Conversation, Guard, failed_guard
+from traitbasis.reactive.reactor import Reaction
 from traitbasis.toolcalls import ToolCall
 from traitbasis.tools import ParsedReply, name_calls
 from traitbasis.users import DEFAULT_USER
@@ -53,7 +54,7 @@ class UserTurn:
     plain model's answer. as_: header it stands under, None for a text that was gone on with. dropped: turns of
     the conversation that were left out for want of room, by speaker. token_ids: as generated, the one that ended the
     turn included. logprobs: one a token, where asked for. prompt_logprobs: one a prompt token but the first, where
-    asked for.
+    asked for. reaction: what the customer felt, of one that reacts.
     """
 
     text: str
@@ -78,6 +79,7 @@ class UserTurn:
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     share: float | None = None
     forced: bool = False
+    reaction: Reaction | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -108,10 +110,46 @@ class PreparedTurn:
     must_call: bool = False
     share: float | None = None
     forced: bool = False
+    reaction: Reaction | None = None
+
+    @property
+    def says(self) -> str | None:
+        """A message that goes out as it stands; nothing is generated then."""
+        return self.reaction.says if self.reaction else None
 
 
 # Told, from the engine's thread: pieces of text, then the whole turn or a failure.
 TurnListener = Callable[[str | UserTurn | Failure], None]
+
+
+class Said:
+    """The ticket of a turn that is said as it stands: the listener has been told all of it."""
+
+    def __init__(self, prepared: PreparedTurn, listener: TurnListener) -> None:
+        text = prepared.says or SILENCE
+        listener(text)
+        listener(
+            UserTurn(
+                text=text,
+                finish="stop",
+                intensities=prepared.intensities,
+                dose=prepared.dose,
+                seed=prepared.seed,
+                sampling=prepared.request.sampling,
+                prompt_tokens=0,
+                completion_tokens=0,
+                tries=0,
+                positions=prepared.request.positions,
+                user=prepared.user,
+                as_=prepared.as_,
+                share=prepared.share,
+                forced=prepared.forced,
+                reaction=prepared.reaction,
+            )
+        )
+
+    def cancel(self) -> None:
+        pass
 
 
 class Tries:
@@ -252,6 +290,7 @@ class Tries:
                 dropped=prepared.dropped,
                 share=prepared.share,
                 forced=prepared.forced,
+                reaction=prepared.reaction,
                 prompt_logprobs=generation.prompt_logprobs or (),
             )
         )

@@ -9,6 +9,7 @@
         stop_tokens: ["###STOP###"]
         context: refuse
         force: true
+        reactive: {condition: frustration.cold.high.skeptical, unsatisfied: true}
 
 Everything but the name may be left out.
 """
@@ -26,8 +27,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from traitbasis.chat import check_characters
 from traitbasis.engines.base import Sampling
-from traitbasis.errors import RequestError, TraitSpecError, UsersError
+from traitbasis.errors import ReactionError, RequestError, TraitSpecError, UsersError
 from traitbasis.guards import choose_guards
+from traitbasis.reactive.reactor import Reactive
 from traitbasis.spec import parse_traits
 
 Context = Literal["truncate", "refuse"]
@@ -46,6 +48,7 @@ class ServedUser(BaseModel):
     stop_tokens: the tokens this user may end a conversation with; by default those that the system prompt names.
     context: what happens to a conversation that is too long: its oldest agent turns are left out, or it is refused.
     force: traits beyond their limit and traits that are not steerable are served, where a request does not say no.
+    reactive: how it feels and reacts; by default it does neither.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -58,6 +61,7 @@ class ServedUser(BaseModel):
     stop_tokens: list[str] | None = None
     context: Context = "truncate"
     force: bool = False
+    reactive: Reactive | None = None
 
     @field_validator("name")
     @classmethod
@@ -108,6 +112,14 @@ class ServedUser(BaseModel):
         if bad := [token for token in tokens or () if not token or token.split() != [token]]:
             raise ValueError(f"{bad[0]!r} must be one word, such as ###STOP###")
         return tokens
+
+    @field_validator("reactive", mode="before")
+    @classmethod
+    def _reactive_is_known(cls, reactive: Any) -> Any:
+        try:
+            return None if reactive is None else Reactive.read(reactive)
+        except ReactionError as error:
+            raise ValueError(str(error)) from error
 
     @field_validator("guards")
     @classmethod
