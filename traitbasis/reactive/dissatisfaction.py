@@ -5,7 +5,7 @@ it is counted: every event of an appraisal adds its weight times its strength to
 away, and the customer gives up once the level reaches the threshold. All of it is a fold over the conversation, so the
 same conversation ends at the same turn wherever it is read.
 
-Threshold and weights follow the condition: what urgency, trust, politeness and the emotion's family do is in ``Patience.of``.
+Threshold and weights follow the condition (``Patience.of``). They are this project's own: the paper has no numbers.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Dissatisfaction:
             raise ReactionError(f"dissatisfaction's turns is {self.turns!r}; it must be a whole number of at least 0")
         if self.ended is not None and not (_is_count(self.ended) and FIRST_END <= self.ended <= self.turns):
             raise ReactionError(
-                f"dissatisfaction's ended is {self.ended!r}; it must be null, or a turn from {FIRST_END} to turns ({self.turns})"
+                f"dissatisfaction's ended is {self.ended!r}; it must be null or from {FIRST_END} to {self.turns}"
             )
 
     @property
@@ -184,7 +184,7 @@ def fold(turns: Sequence[Turn], patience: Patience) -> Dissatisfaction:
 
 
 def implied_turns(patience: Patience, event: str, strength: float = 1.0) -> int | None:
-    """How many agent turns, each with one and the same fault and nothing else, end the episode; None when it never does.
+    """How many agent turns with one and the same fault and nothing else end the episode; None when it never ends.
 
     At least 2. Raises ReactionError for an unknown event or a strength that is none.
     """
@@ -198,8 +198,8 @@ def implied_turns(patience: Patience, event: str, strength: float = 1.0) -> int 
 def reward(success: bool, ended: bool, succeeded_before: bool = False, rule: Rule = "paper") -> Literal[-1, 0, 1]:
     """An episode's reward: 1 when the task was solved, 0 when not, −1 when the customer gave up.
 
-    ended: the customer sent ``UNSATISFIED``. succeeded_before: the task was solved by then. rule: ``paper``: −1 only when
-    it comes before success, after it the task counts; ``code``, as published: −1 always, the task is not looked at.
+    ended: the customer sent ``UNSATISFIED``. succeeded_before: the task was solved by then. rule: ``paper``: −1 only
+    when it comes before success, after it the task counts; ``code``, as published: −1 always, whatever became of it.
     Raises RequestError for another rule.
     """
     check_choice("rule", rule, Rule)
