@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from serving import serving
 from typer.testing import CliRunner
 
 from traitbasis.chat import Turn
@@ -296,6 +298,28 @@ def test_the_command_scores_factuality_as_counted_by_hand(tmp_path: Path) -> Non
     assert record["hallucination_rate"] == pytest.approx(1 / 2)
     replies = record["by_dialogue"][0]["replies"]
     assert replies[1]["units"] == [{"kind": "money", "text": "7 euros", "source": None}]
+
+
+def test_the_command_asks_a_judge_for_scores_and_for_facts(tmp_path: Path) -> None:
+    asked, judge = list[str](), FastAPI()
+
+    @judge.post("/v1/chat/completions")
+    def complete(body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(body["messages"][0]["content"])
+        facts = {"claims": [{"kind": "name", "text": "x", "source": None}] if "Lichtblick" in asked[-1] else []}
+        text = json.dumps(facts if "audit" in asked[-1] else {**dict.fromkeys(RUBRICS, 2), "fluency": 4})
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        return {"id": "1", "object": "chat.completion", "created": 0, "model": "wise", "choices": [choice]}
+
+    log, out = _written(tmp_path / "log.jsonl", {"messages": MESSAGES}), tmp_path / "s.json"
+    with serving(judge) as url:
+        options = ["--judge", f"{url}/v1#wise", "--judge-facts", "--out", str(out)]
+        result = CliRunner().invoke(app, ["support", "score", str(log), *options])
+    assert result.exit_code == 0, result.output
+    record = json.loads(out.read_text())
+    assert record["tea_score"] == pytest.approx((50 * 4 + 100) / 5) and record["tea"]["fluency"] == 100
+    assert record["facts_by"] == "wise" and record["hallucination_rate"] == 1 and record["unreadable_replies"] == 0
+    assert len(asked) == 3  # the scores, and each of two replies
 
 
 def test_the_command_says_when_there_is_no_rate(tmp_path: Path) -> None:

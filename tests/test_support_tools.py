@@ -278,3 +278,9 @@ def test_a_call_that_cannot_be_answered_names_what_is_wrong(
 def test_a_clock_without_a_zone_is_refused() -> None:
     with pytest.raises(ReactionError, match="offset"):
         SupportWorld(scenario("exam-library"), dt.datetime(2025, 1, 1))
+
+
+def test_without_the_sdk_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp.server", None)
+    with pytest.raises(ReactionError, match=r"traitbasis\[mcp\]"):
+        mcp_server(scenario("exam-library"))
