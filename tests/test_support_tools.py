@@ -66,9 +66,11 @@ def world() -> SupportWorld:
     return SupportWorld(scenario("exam-library"))
 
 
-def test_every_tool_answers_a_client_of_the_official_sdk_as_it_does_in_process(world: SupportWorld) -> None:
+@pytest.mark.parametrize("mode", ["auto", "legacy"])  # legacy: the initialize handshake, JSON-RPC over memory streams
+def test_every_tool_answers_a_session_of_the_official_sdk_as_it_does_in_process(world: SupportWorld, mode: str) -> None:
     async def ask() -> dict[str, Any]:
-        async with mcp.Client(mcp_server(scenario("exam-library"))) as client:
+        async with mcp.Client(mcp_server(scenario("exam-library")), mode=mode) as client:
+            assert isinstance(client.session, mcp.ClientSession)
             return {name: await client.call_tool(name, arguments) for name, (arguments, _) in CALLS.items()}
 
     assert CALLS.keys() == TOOLS.keys()
