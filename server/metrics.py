@@ -109,7 +109,7 @@ class Observer:
         self._turns.labels(turn.finish).inc()
         self._tokens_in.inc(prompt_tokens)
         self._tokens_out.inc(turn.completion_tokens)
-        self._retries.inc(turn.tries - 1)
+        self._retries.inc(max(turn.tries - 1, 0))  # what is said as it stands took none
         for guard, count in turn.rejected.items():
             self._rejected.labels(guard).inc(count)
         if turn.failed_guard and turn.finish != "cancelled":  # nobody got that one

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -133,13 +134,11 @@ def _new_key(path: Path) -> str:
     key = secrets.token_urlsafe(32)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Of two servers that start together one makes the file, and both have its key.
-        part = path.with_name(f"{path.name}.{os.getpid()}")
-        part.touch(mode=0o600)
-        part.write_text(key, encoding="ascii")
-        with suppress(FileExistsError):
-            os.link(part, path)
-        part.unlink()
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="ascii") as part:  # nobody else may read it
+            part.write(key)
+            part.flush()
+            with suppress(FileExistsError):  # of two servers that start together one makes it, and both have its key
+                os.link(part.name, path)
         return path.read_text(encoding="ascii")
     except OSError:  # a file system that cannot be written to: the key lives as long as the server
         return key
