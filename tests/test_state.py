@@ -105,7 +105,7 @@ def test_openai_s_client_and_streams_carry_the_state(client: httpx.Client) -> No
     chunks = openai.chat.completions.create(
         model="steered-user", messages=messages, stream=True, extra_body={"traitbasis": {"state": told["state"]}}
     )
-    last = [chunk for chunk in chunks][-1]
+    *_, last = chunks
     assert last.model_extra and last.model_extra["traitbasis"]["reaction"] == told["reaction"]
     opening = openai.chat.completions.create(
         model="steered-user",
