@@ -12,7 +12,6 @@ Model Context Protocol, by the official SDK (extra ``mcp``): ``mcp_server(scenar
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +25,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from traitbasis.errors import ReactionError
 from traitbasis.reactive.factual_units import folded, words_of
 from traitbasis.reactive.support import SupportScenario, scenarios
+from traitbasis.reactive.support_weather import (
+    CLIMATES,
+    REACH,
+    SURROUNDINGS,
+    chance,
+    day_of,
+    forecast_for,
+    hour_of,
+    last_issued,
+    metres_between,
+    station_near,
+    sun_times,
+    weather_at,
+)
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -156,9 +169,9 @@ class SupportWorld:
             {"name": here.name, "street": here.street, "latitude": here.latitude, "longitude": here.longitude},
             *self._places,
         ]
-        near = min(known, key=lambda one: _metres(latitude, longitude, one["latitude"], one["longitude"]))
-        metres = _metres(latitude, longitude, near["latitude"], near["longitude"])
-        if metres > _REACH:
+        near = min(known, key=lambda one: metres_between(latitude, longitude, one["latitude"], one["longitude"]))
+        metres = metres_between(latitude, longitude, near["latitude"], near["longitude"])
+        if metres > REACH:
             raise ReactionError(f"there is no address near {latitude}, {longitude}")
         return {"name": near["name"], "street": near["street"], "city": here.city, "distance_m": round(metres)}
 
@@ -175,7 +188,7 @@ class SupportWorld:
         """Places around a point, nearest first, with distance and opening hours."""
         found = []
         for place in self._places:
-            metres = _metres(latitude, longitude, place["latitude"], place["longitude"])
+            metres = metres_between(latitude, longitude, place["latitude"], place["longitude"])
             if metres <= radius_m and (not kind or _matches(kind, (place["kind"], place["name"]))):
                 shown = {**self._shown(place), "distance_m": round(metres), "walk_minutes": max(1, round(metres / 80))}
                 if shown["open_now"] or not open_now:
@@ -202,7 +215,9 @@ class SupportWorld:
     ) -> Result:
         """The way from where the person is to a place: metres and minutes."""
         place, here = self._place(place_id), self.scenario.place
-        metres = 1.25 * _metres(here.latitude, here.longitude, place["latitude"], place["longitude"])  # streets turn
+        metres = 1.25 * metres_between(
+            here.latitude, here.longitude, place["latitude"], place["longitude"]
+        )  # streets turn
         speed, wait = {"walk": (80, 0), "bike": (250, 2), "transit": (330, 7)}[mode]
         minutes = max(1, round(metres / speed + wait))
         arrival = self.now + dt.timedelta(minutes=minutes)
@@ -226,19 +241,19 @@ class SupportWorld:
     @_tool("Weather")
     def weather_now(self, latitude: Latitude, longitude: Longitude) -> Result:
         """The weather at a point at this moment."""
-        return {"time": self._minute(self.now), **_weather(_station(latitude, longitude), self.now)}
+        return {"time": self._minute(self.now), **weather_at(station_near(latitude, longitude), self.now)}
 
     @_tool("Weather")
     def weather_hours(
         self, latitude: Latitude, longitude: Longitude, hours: Annotated[int, Field(ge=1, le=48)] = 12
     ) -> Result:
         """Forecast for the next hours, as it was last issued."""
-        station, issued = _station(latitude, longitude), _issued(self.now)
+        station, issued = station_near(latitude, longitude), last_issued(self.now)
         first = self.now.replace(minute=0, second=0, microsecond=0)
         coming = [first + dt.timedelta(hours=h) for h in range(1, hours + 1)]
         return {
             "issued": self._minute(issued),
-            "hours": [{"time": self._minute(hour), **_forecast(station, hour, issued)} for hour in coming],
+            "hours": [{"time": self._minute(hour), **forecast_for(station, hour, issued)} for hour in coming],
         }
 
     @_tool("Weather")
@@ -246,12 +261,12 @@ class SupportWorld:
         self, latitude: Latitude, longitude: Longitude, days: Annotated[int, Field(ge=1, le=7)] = 3
     ) -> Result:
         """Forecast for the next days, from tomorrow on, as it was last issued."""
-        station, issued = _station(latitude, longitude), _issued(self.now)
+        station, issued = station_near(latitude, longitude), last_issued(self.now)
         midnight = self.now.replace(hour=0, minute=0, second=0, microsecond=0)
         found = []
         for day in range(1, days + 1):
             date = midnight + dt.timedelta(days=day)
-            found.append(_daily([_forecast(station, date + dt.timedelta(hours=h), issued) for h in range(24)], date))
+            found.append(day_of([forecast_for(station, date + dt.timedelta(hours=h), issued) for h in range(24)], date))
         return {"issued": self._minute(issued), "days": found}
 
     @_tool("Weather")
@@ -259,16 +274,16 @@ class SupportWorld:
         self, latitude: Latitude, longitude: Longitude, days: Annotated[int, Field(ge=1, le=14)] = 3
     ) -> Result:
         """The weather of the last days, yesterday first."""
-        station = _station(latitude, longitude)
+        station = station_near(latitude, longitude)
         midnight = self.now.replace(hour=0, minute=0, second=0, microsecond=0)
         dates = [midnight - dt.timedelta(days=day) for day in range(1, days + 1)]
-        return {"days": [_daily([_weather(station, d + dt.timedelta(hours=h)) for h in range(24)], d) for d in dates]}
+        return {"days": [day_of([weather_at(station, d + dt.timedelta(hours=h)) for h in range(24)], d) for d in dates]}
 
     @_tool("Weather")
     def weather_air(self, latitude: Latitude, longitude: Longitude) -> Result:
         """Air quality at a point at this moment, as an index where up to 50 is good."""
-        station = _station(latitude, longitude)
-        index = round(_CLIMATES[station.id]["air"] * (0.7 + 0.6 * _chance(station.id, "air", _hour(self.now) // 3)))
+        station = station_near(latitude, longitude)
+        index = round(CLIMATES[station.id]["air"] * (0.7 + 0.6 * chance(station.id, "air", hour_of(self.now) // 3)))
         words = ((50, "good"), (100, "moderate"), (150, "unhealthy for sensitive people"))
         return {
             "measured": self._minute(self.now.replace(minute=0)),
@@ -279,7 +294,7 @@ class SupportWorld:
     @_tool("Weather")
     def weather_sun(self, latitude: Latitude, longitude: Longitude) -> Result:
         """Today's sunrise and sunset at a point, to some minutes."""
-        return {"date": self.now.date().isoformat(), **_sun(latitude, longitude, self.now)}
+        return {"date": self.now.date().isoformat(), **sun_times(latitude, longitude, self.now)}
 
     def _minute(self, time: dt.datetime) -> str:
         return time.isoformat(timespec="minutes")
@@ -483,24 +498,18 @@ def _schema(tool: Tool) -> dict[str, Any]:
 
 @cache
 def _reading() -> Mapping[str, list[Mapping[str, Any]]]:
-    found: Mapping[str, list[Mapping[str, Any]]] = _yaml("support_reading.yaml")
+    text = files("traitbasis.reactive").joinpath("data/support_reading.yaml").read_text(encoding="utf-8")
+    found: Mapping[str, list[Mapping[str, Any]]] = yaml.safe_load(text)
     return found
 
 
-def _yaml(name: str) -> Any:
-    return yaml.safe_load(files("traitbasis.reactive").joinpath(f"data/{name}").read_text(encoding="utf-8"))
-
-
-_SURROUNDINGS: Mapping[str, Mapping[str, Any]] = _yaml("support_places.yaml")
-_CLIMATES: Mapping[str, Mapping[str, Any]] = {name: one["climate"] for name, one in _SURROUNDINGS.items()}
 _DEGREE = 111_320  # metres of a degree of latitude
-_REACH = 100_000  # metres to a place that is still "there"
 
 
 def _places(scenario: SupportScenario) -> list[Result]:
     """What stands around a scenario; nothing does around one that is not ours."""
     here, found = scenario.place, []
-    for place in _SURROUNDINGS.get(scenario.id, {}).get("places", ()):
+    for place in SURROUNDINGS.get(scenario.id, {}).get("places", ()):
         east, north = place["at"]
         point = {
             "latitude": round(here.latitude + north / _DEGREE, 5),
@@ -568,109 +577,3 @@ def _open(place: Mapping[str, Any], now: dt.datetime) -> tuple[bool, str]:
         yesterday = (now - dt.timedelta(days=1)).isoweekday()
         is_open = (minute >= opens and now.isoweekday() in days) or (minute < closes and yesterday in days)
     return is_open, place["open"].split("-")[1] if is_open else ""
-
-
-def _metres(latitude: float, longitude: float, other_latitude: float, other_longitude: float) -> float:
-    """Along the great circle (haversine)."""
-    a, b = math.radians(latitude), math.radians(other_latitude)
-    half = math.sin((b - a) / 2) ** 2
-    half += math.cos(a) * math.cos(b) * math.sin(math.radians(other_longitude - longitude) / 2) ** 2
-    return 2 * 6_371_000 * math.asin(math.sqrt(min(1.0, half)))
-
-
-# --- weather: a function of city and hour, the same for everybody -----------------------------------------------------
-
-
-def _chance(*what: object) -> float:
-    """A number from 0 to 1 that depends on nothing but `what`."""
-    digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
-
-
-def _hour(time: dt.datetime) -> int:
-    return int(time.timestamp() // 3600)
-
-
-def _station(latitude: float, longitude: float) -> SupportScenario:
-    near = [one for one in scenarios().values() if one.id in _CLIMATES]
-    best = min(near, key=lambda one: _metres(latitude, longitude, one.place.latitude, one.place.longitude))
-    if _metres(latitude, longitude, best.place.latitude, best.place.longitude) > _REACH:
-        raise ReactionError(
-            f"no weather station near {latitude}, {longitude}; utils_coordinates says where the person is"
-        )
-    return best
-
-
-def _weather(station: SupportScenario, time: dt.datetime) -> Result:
-    """The weather that there is; time is in the station's own zone."""
-    climate, hour, day = _CLIMATES[station.id], _hour(time), _hour(time) // 24
-    local = time.astimezone(station.time.tzinfo)
-    season = math.cos(2 * math.pi * (local.month - 1 + local.day / 31 - climate["warmest"] + 0.5) / 12)
-    into = hour % 24 / 24
-    spell = (1 - into) * _chance(station.id, day) + into * _chance(
-        station.id, day + 1
-    )  # from one day's air to the next
-    temperature = climate["mean"] + climate["summer"] * season + 8 * (spell - 0.5)
-    temperature += climate["noon"] * math.cos(2 * math.pi * (local.hour - 15) / 24)
-    found = {
-        "temperature_c": round(temperature, 1),
-        "condition": _condition(climate["wet"], temperature, station.id, hour // 3),
-        "wind_kmh": round(climate["wind"] * (0.5 + _chance(station.id, "wind", hour // 3))),
-        "humidity_percent": round(45 + 45 * _chance(station.id, "air", hour // 6)),
-    }
-    if abs((time - station.time).total_seconds()) <= 6 * 3600:
-        found |= climate.get("around", {})
-    return found
-
-
-def _condition(wet: float, temperature: float, *what: object) -> str:
-    sky, weight = _chance("sky", *what), _chance("weight", *what)
-    if sky < wet:
-        return ("light " if weight < 0.6 else "heavy " if weight > 0.92 else "") + (
-            "snow" if temperature < 0.5 else "rain"
-        )
-    return "clear sky" if weight < 0.35 else "partly cloudy" if weight < 0.7 else "overcast"
-
-
-def _issued(now: dt.datetime) -> dt.datetime:
-    """Forecasts come out every six hours."""
-    return now.replace(hour=now.hour // 6 * 6, minute=0, second=0, microsecond=0)
-
-
-def _forecast(station: SupportScenario, time: dt.datetime, issued: dt.datetime) -> Result:
-    """What was said of an hour when the forecast was made: the further ahead, the more it errs."""
-    true, ahead = _weather(station, time), max(0.0, (time - issued).total_seconds() / 3600)
-    what = (station.id, _hour(time) // 3, _hour(issued))
-    temperature = true["temperature_c"] + 0.5 * math.sqrt(ahead) * (_chance("error", *what) - 0.5)
-    missed = _chance("missed", *what) < min(0.4, ahead / 150)
-    sky = _condition(_CLIMATES[station.id]["wet"], temperature, "other", *what) if missed else true["condition"]
-    return {"temperature_c": round(temperature, 1), "condition": sky, "wind_kmh": true["wind_kmh"]}
-
-
-def _daily(hours: Sequence[Result], date: dt.datetime) -> Result:
-    conditions = [hour["condition"] for hour in hours[7:22]]
-    return {
-        "date": date.date().isoformat(),
-        "weekday": f"{date:%A}",
-        "low_c": min(hour["temperature_c"] for hour in hours),
-        "high_c": max(hour["temperature_c"] for hour in hours),
-        "condition": max(conditions, key=conditions.count),
-        "wet_hours": sum("rain" in c or "snow" in c for c in conditions),
-    }
-
-
-def _sun(latitude: float, longitude: float, now: dt.datetime) -> Result:
-    """Sunrise and sunset from the sun's declination and the equation of time (the usual short forms)."""
-    turn = 2 * math.pi * (now.timetuple().tm_yday - 81) / 365
-    declination = math.radians(23.45) * math.sin(turn)
-    equation = 9.87 * math.sin(2 * turn) - 7.53 * math.cos(turn) - 1.5 * math.sin(turn)
-    horizon = math.sin(math.radians(-0.83)) - math.sin(math.radians(latitude)) * math.sin(declination)
-    cosine = horizon / (math.cos(math.radians(latitude)) * math.cos(declination) or 1e-9)
-    if abs(cosine) > 1:
-        return {"sun": "never sets today" if cosine < 0 else "does not rise today"}
-    offset = (now.utcoffset() or dt.timedelta()).total_seconds() / 60
-    noon, half = 720 - 4 * longitude - equation + offset, 4 * math.degrees(math.acos(cosine))
-    return {
-        name: f"{int(m // 60) % 24:02d}:{int(m % 60):02d}"
-        for name, m in (("sunrise", noon - half), ("sunset", noon + half))
-    }
