@@ -118,6 +118,12 @@ def test_a_customer_who_stops_while_the_agent_is_at_work_is_at_fault_and_the_age
     assert not rules(found).critical
 
 
+def test_what_was_left_undone_and_did_not_matter_is_minor() -> None:
+    wanted = [{"name": "transfer_to_human_agents", "arguments": {}}]
+    found = failed(WISH, END, reference=wanted, reward_info=RIGHT_DATA)
+    assert faults(found) == [("Early Stop", "agent", "minor", 1), ("Missed Action", "agent", "minor", 2)]
+
+
 def test_running_out_of_steps_is_no_early_stop() -> None:
     assert {name for name, *_ in faults(failed(WISH, does(LOOK), ended="max_steps"))} == {"Missed Action"}
 

@@ -187,7 +187,8 @@ def _acted(episode: Episode, calls: Sequence[Made], references: Sequence[Referen
     untold = _untold(episode)
     required = [r for r in missing if not r.name.startswith(_READS) or r.name.startswith(_HANDS_OVER)]
     wrong = _wrong_arguments(over, required)
-    stop = _stop(episode, bool(len(required) > len(wrong) or untold), ending)
+    undone = len(required) > len(wrong) or bool(untold)
+    stop = _stop(episode, ending, "critical" if untold else harm) if undone else None
     if stop:
         yield stop
     missed: Severity = "minor" if stop and stop.source == "user" else "critical"  # what a stop left undone
@@ -300,16 +301,17 @@ def _untold(episode: Episode) -> list[str]:
     return [str(text) for text, told in outputs.items() if not told] if isinstance(outputs, Mapping) else []
 
 
-def _stop(episode: Episode, unfinished: bool, ending: Ending) -> Fault | None:
-    """The customer stopped while something was to be done: the agent's fault where it had taken leave or said that all
-    was done, the customer's where the agent was still at it. One that gave up is no early stop but an ending."""
-    if episode.ended != "user_stop" or not unfinished or ending.abandoned:
+def _stop(episode: Episode, ending: Ending, severity: Severity) -> Fault | None:
+    """The customer stopped before all was done, as the caller knows: the agent's fault where it had taken leave or said
+    that all was done, the customer's where the agent was still at it. One that gave up is no early stop but an ending.
+    """
+    if episode.ended != "user_stop" or ending.abandoned:
         return None
     said = [(i, _respond(m.text)) for i, m in enumerate(episode.messages) if m.speaker == "agent" and m.text.strip()]
     last = max(len(episode.messages) - 1, 0)
     if said and _CLOSES.search(said[-1][1]):
-        return Fault("Early Stop", "agent", "critical", said[-1][0], _short(f"takes leave: {said[-1][1]!r}"))
-    return Fault("Early Stop", "user", "critical", last, "the customer stops while the agent is at work")
+        return Fault("Early Stop", "agent", severity, said[-1][0], _short(f"takes leave: {said[-1][1]!r}"))
+    return Fault("Early Stop", "user", severity, last, "the customer stops while the agent is at work")
 
 
 def _schema(episode: Episode, calls: Sequence[Made]) -> Iterator[Fault]:
