@@ -2,8 +2,9 @@
 
 Each dialogue is one of the shipped scenarios with one of the 594 emotion conditions. The helpful agent is warm and
 tells something new in every turn; the asking one puts the same question in other words; the cold one dismisses.
-Measured are the state the customer ends with, whether and when it gives up, and how long its condition implies that it bears the
-same question. The cold agent is met twice, with emotion coupled to the dose of the customer's trait and without.
+Measured are the state the customer ends with, whether and when it gives up, and how long its condition implies that it
+bears the same question. The cold agent is met twice, with emotion coupled to the dose of the customer's trait and
+without.
 
     python experiments/reactive_users.py                # embedded model, one core: about 15 minutes
     python experiments/reactive_users.py --model ./Llama-3.1-8B-Instruct --dtype bfloat16
@@ -177,7 +178,11 @@ def main(
             found[name] = [by_place[place] for place in sorted(by_place)]
         provenance = user.provenance
     rows = [row(name, held) for name, held in found.items()]
-    expressed = {name: expression(lm, held, traits) for name, held in found.items() if name.startswith("cold")}
+    trait = traits.partition("-")[0]
+    instruments = TraitInstruments.build(lm, [load_pairs(one) for one in dict.fromkeys([*PAPER_TRAITS, trait])])
+    expressed = {
+        name: expression(instruments, lm, held, trait) for name, held in found.items() if name.startswith("cold")
+    }
     asked = [one.record for one in found["asking"]]
     within = [one["unsatisfied"] is not None and one["unsatisfied"] <= one["implied"] for one in asked]
     write_json(
@@ -230,10 +235,8 @@ def row(name: str, held: Sequence[Held]) -> dict[str, Any]:
     }
 
 
-def expression(lm: Any, held: Sequence[Held], spec: str) -> dict[str, Estimate]:
-    """How much of the first trait the generated turns show: in the first two agent turns, and in the last two."""
-    trait = spec.partition("-")[0]
-    instruments = TraitInstruments.build(lm, [load_pairs(name) for name in dict.fromkeys([*PAPER_TRAITS, trait])])
+def expression(instruments: TraitInstruments, lm: Any, held: Sequence[Held], trait: str) -> dict[str, Estimate]:
+    """How much of a trait the generated turns show: the first two of a dialogue, and the last two."""
     dialogues = [
         Dialogue("steered", {}, one.scenario.id, number, one.scenario.simulated_user_profile.text, {}, tuple(
             said for agent, turn in one.turns if turn.tries

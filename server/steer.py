@@ -12,7 +12,7 @@ from fastapi import APIRouter, Body, Request
 
 from traitbasis.basis import Basis, Column
 from traitbasis.errors import OverLimitError, RequestError, TraitSpecError
-from traitbasis.pairs import known_traits, load_pairs, pair_set_hash
+from traitbasis.pairs import has_pairs, load_pairs, pair_set_hash
 from traitbasis.prompts import GREETING
 from traitbasis.simulator import DEFAULT_INSTRUCTION, UserSimulator
 from traitbasis.tries import PreparedTurn, UserTurn
@@ -139,7 +139,7 @@ def _details(basis: Basis) -> dict[str, TraitDetail]:
 
 def _definition(column: Column) -> str | None:
     """Of the pair file that ships, if the column was made from its pairs."""
-    if column.trait not in known_traits():
+    if not has_pairs(column.trait):
         return None
     pair_set = load_pairs(column.trait)
     pairs = {pair.id: pair for pair in pair_set.pairs}
