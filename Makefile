@@ -1,6 +1,7 @@
 # The two commands of the README are `make demo` and `make test`. What is done already is skipped on the next run.
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -16,7 +17,7 @@ demo: $(VENV)/.core
 	$(BIN)/traitbasis demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 # At least 5,000 requests that nobody thought of; the same every time, unless SEED=7. TIMES=10 sends more.
 fuzz: $(VENV)/.test
