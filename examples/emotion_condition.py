@@ -4,9 +4,11 @@ traitbasis serve &
 python examples/emotion_condition.py
 """
 
+import os
+
 from openai import OpenAI
 
-user = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+user = OpenAI(base_url=os.environ.get("TRAITBASIS_URL", "http://127.0.0.1:8000/v1"), api_key="none")
 task = (
     "You are Ana Ruiz, a customer of a shoe shop. Order #W1042 came in the wrong size; you want size 10 in its place. "
     "When that is done, say ###STOP### and nothing else."

@@ -4,9 +4,11 @@ traitbasis serve &
 python examples/support_seeker.py
 """
 
+import os
+
 from openai import OpenAI
 
-user = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+user = OpenAI(base_url=os.environ.get("TRAITBASIS_URL", "http://127.0.0.1:8000/v1"), api_key="none")
 feels: dict[str, object] = {"support": "cancelled-flight", "user_type": "action-oriented"}
 messages: list[dict[str, str]] = []
 

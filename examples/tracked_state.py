@@ -4,12 +4,14 @@ traitbasis serve &
 python examples/tracked_state.py
 """
 
+import os
+
 from openai import OpenAI
 
 from traitbasis.reactive.affect import State, outcome, process_rewards
 from traitbasis.reactive.scenarios import read_scenarios
 
-user = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+user = OpenAI(base_url=os.environ.get("TRAITBASIS_URL", "http://127.0.0.1:8000/v1"), api_key="none")
 scenario = next(one for one in read_scenarios() if one.scene == "Defense")
 feels = {"scenario": scenario.id, "coupling": 0.5}  # a rising emotion raises the dose of the user's traits
 messages: list[dict[str, str]] = []
