@@ -29,7 +29,7 @@ from traitbasis.fault_types import CATEGORIES, JUDGED, RULED, TYPES, Diagnosis, 
 from traitbasis.faults import diagnose, faults_of_review, measure_faults, type_of_tag
 from traitbasis.metrics.estimate import over_tasks
 from traitbasis.outcomes import UNSTEERED, Agent, Episode, Run
-from traitbasis.reactive.appraisal import Appraisal
+from traitbasis.reactive.appraisal import Appraisal, appraise_all
 
 RETURN = {"name": "return_items", "arguments": {"order": "#W1", "items": ["lamp"]}}
 CANCEL = {"name": "cancel_order", "arguments": {"order": "#W2", "reason": "no longer needed"}}
@@ -141,6 +141,17 @@ def test_the_right_tool_with_other_values_is_wrong_arguments_and_says_which() ->
     assert rules(found).faults[0].reason == 'return_items: items is ["bulb"], not ["lamp"]'
 
 
+def test_of_two_calls_that_may_have_meant_a_reference_the_nearer_one_did() -> None:
+    near, far = calls("return_items", order="#W1", items=["bulb"]), calls("return_items", order="#W9", items=["bulb"])
+    found = failed(WISH, does(LOOK), near, far, does(CANCEL), END)
+    assert faults(found) == [("Wrong Arguments", "agent", "critical", 3), ("Extra Action", "agent", "critical", 5)]
+
+
+def test_an_action_that_failed_and_was_done_again_is_done_once() -> None:
+    found = failed(WISH, does(LOOK), does(RETURN, "Error: busy"), does(RETURN), does(CANCEL), END)
+    assert faults(found) == [("Wrong Arguments", "agent", "minor", 3)]
+
+
 def test_a_wrong_value_that_was_put_right_is_minor() -> None:
     refused = calls("cancel_order", "Error: invalid reason", order="#W2", reason="changed my mind")
     found = failed(WISH, does(LOOK), does(RETURN), refused, does(CANCEL), END)
@@ -174,6 +185,15 @@ def test_a_task_that_requires_the_same_twice_is_done_by_doing_it_twice() -> None
 def test_another_order_is_critical_only_where_it_alone_explains_wrong_data(info: Any, severity: str) -> None:
     found = failed(WISH, does(LOOK), does(CANCEL), does(RETURN), END, reward_info=info)
     assert [(name, how) for name, _, how, _ in faults(found)] == [("Wrong Order", severity)]
+
+
+def test_another_order_is_minor_where_something_else_explains_the_wrong_data() -> None:
+    more = calls("modify_address", user="u1", city="Ulm")
+    found = failed(WISH, does(LOOK), does(CANCEL), does(RETURN), more, END)
+    assert {(name, how) for name, _, how, _ in faults(found)} == {
+        ("Wrong Order", "minor"),
+        ("Extra Action", "critical"),
+    }
 
 
 def test_of_many_actions_the_fewest_are_out_of_order() -> None:
@@ -238,6 +258,25 @@ def test_a_react_agents_calls_and_words_are_read_from_its_text() -> None:
     assert (call.name, call.arguments, call.result) == ("return_items", RETURN["arguments"], "API output: {}")
     turns, places = talk_of(found.messages)
     assert [turn.text for turn in turns[1:]] == ["It is done."] and places == [3]
+
+
+def test_every_agent_turn_that_answers_has_one_appraisal_and_its_place() -> None:
+    talk = [
+        *agent("Hello!"),
+        *WISH,
+        *agent("Sure."),
+        *does(LOOK),
+        *agent("Which lamp?"),
+        *customer(""),
+        *customer("That."),
+        *END,
+    ]
+    turns, places = talk_of(failed(talk).messages)
+    assert [(turn.speaker, turn.text) for turn in turns[2:4]] == [
+        ("agent", "Sure.\nWhich lamp?"),
+        ("customer", "That."),
+    ]
+    assert places == [2, 8] and len(appraise_all(turns)) == len(places)
 
 
 def test_results_go_to_the_calls_of_one_message_in_order() -> None:
@@ -306,9 +345,9 @@ def test_friction_and_contradictions_are_the_appraisals_and_critical_when_they_c
 )
 def test_a_customer_who_gave_up_did_so_for_the_dominant_reason(events: list[dict[str, float]], reason: str) -> None:
     talk = [m for _ in events for m in (*customer("Please."), *agent("Hm."))]
-    found = rules(failed(talk, customer("###UNSATISFIED###"), reference=[]), *map(Appraisal, events))
+    found = rules(failed(talk, customer("###UNSATISFIED###")), *map(Appraisal, events))
     assert found.ending.abandoned and found.ending.label == reason
-    assert "Early Stop" not in {fault.type for fault in found.faults}
+    assert "Early Stop" not in {fault.type for fault in found.faults} and "Missed Action" in found.critical
 
 
 def test_a_task_is_not_abandoned_because_the_agent_says_the_token() -> None:
@@ -450,6 +489,9 @@ def test_an_error_type_is_listed_and_makes_nothing_looked_for() -> None:
     assert [(f.type, f.by) for f in diagnosis.faults] == [("Missed Action", "harness")]
     assert "Missed Action" not in diagnosis.looked
     assert not any(s.share.value > 0 for s in measure_faults(agent_of([one]), [diagnosis]).categories)
+    one = failed(WISH, END, reference=None, error_type="used_wrong_tool_argument")  # of a category looked for in part
+    found = measure_faults(agent_of([one]), diagnose(agent_of([one]), appraise=calm))
+    assert next(str(s) for s in found.categories if s.of == "Wrong Tool Call") == "≥ 0.00"
 
 
 # ---- The judge
