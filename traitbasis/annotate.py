@@ -32,7 +32,7 @@ from traitbasis.contexts import EvaluationContext, contexts_hash, read_contexts
 from traitbasis.embedded import DEFAULT_MODEL
 from traitbasis.errors import AnnotationError
 from traitbasis.files import write_whole
-from traitbasis.pairs import PairSet, known_traits, load_pairs
+from traitbasis.pairs import PairSet, has_pairs, load_pairs
 
 if TYPE_CHECKING:
     from traitbasis.sweep import Cell, SweptTurn
@@ -248,7 +248,7 @@ def page_policy(template: str) -> str:
 
 def _select_command(trait: str, sweep: Mapping[str, Any]) -> str:
     """How the trait is swept; layers and doses go behind it."""
-    which = f"--trait {trait}" if trait in known_traits() else "--pairs YOUR_PAIRS.yaml"
+    which = f"--trait {trait}" if has_pairs(trait) else "--pairs YOUR_PAIRS.yaml"
     model = str(sweep.get("model", DEFAULT_MODEL))
     return f"traitbasis select {which}" + ("" if model == DEFAULT_MODEL else f" --model {model}")
 

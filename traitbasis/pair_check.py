@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from traitbasis.pairs import (
     known_traits,
     lexical_shortcuts,
     load_pairs,
+    shipped_file,
     words,
 )
 
@@ -40,6 +40,7 @@ _WHY = {
 }
 SHORTCUTS_FROM = 8  # finished pairs; among fewer, every other word would tell the sides apart
 SIDES = ("positive", "negative")
+ALSO = ("anxiety",)  # an emotion, and an alias of `anxious` from before it was one
 
 
 @dataclass(frozen=True)
@@ -228,8 +229,8 @@ class _Check:
                 self.add(message, *at)
         aliases = self.document.get("aliases")
         for name in (self.document.get("trait"), *(aliases if isinstance(aliases, list) else ())):
-            owner = shipped_names().get(name) if isinstance(name, str) and name not in known_emotions() else None
-            if owner and owner != self.document.get("trait"):
+            owner = shipped_names().get(name) if isinstance(name, str) else None
+            if owner and owner != self.document.get("trait") and name not in ALSO:
                 what = "trait" if name == self.document.get("trait") else "aliases"
                 self.add(f"{name!r} is a name of {owner!r}, a trait that ships; one basis could not hold both", what)
 
@@ -352,10 +353,10 @@ def _blank(value: Any) -> bool:
 
 @cache
 def shipped_names() -> dict[str, str]:
-    """Every name and alias of a trait that ships, and whose it is. Reads only the heads of the files."""
+    """Every name and alias of a trait or emotion that ships, and whose it is. Reads only the heads of the files."""
     names: dict[str, str] = {}
-    for trait in known_traits():
-        file = resources.files("traitbasis.contrastive_pairs") / f"{trait}.yaml"
-        head = yaml.safe_load(file.read_text(encoding="utf-8").partition("\npairs:")[0])
-        names |= dict.fromkeys((trait, *head.get("aliases", ())), trait)
+    for trait in (*known_emotions(), *known_traits()):
+        if file := shipped_file(trait):
+            head = yaml.safe_load(file.read_text(encoding="utf-8").partition("\npairs:")[0])
+            names |= dict.fromkeys((trait, *head.get("aliases", ())), trait)
     return names

@@ -228,8 +228,21 @@ def known_emotions() -> list[str]:
     return _names_in(resources.files("traitbasis.contrastive_pairs") / "emotions")
 
 
-def named_pairs(names: Sequence[str]) -> list[str]:
-    """Names with ``all`` (the traits) and ``emotions`` written out, each once, for ``load_pairs``."""
+def has_pairs(name: str) -> bool:
+    """Whether pairs of a trait or emotion of this name ship."""
+    return name in known_traits() or name in known_emotions()
+
+
+def shipped_file(name: str) -> Path | None:
+    """The pair file of a shipped trait or emotion; its name may say where it is: ``emotions/frustration``."""
+    places = {place: place for place in (f"emotions/{name}" for name in known_emotions())}
+    places |= {place.removeprefix("emotions/"): place for place in places} | {name: name for name in known_traits()}
+    place = places.get(name.replace("\\", "/"))
+    return Path(str(resources.files("traitbasis.contrastive_pairs") / f"{place}.yaml")) if place else None
+
+
+def written_out(names: Iterable[str]) -> list[str]:
+    """Names with ``all`` (the traits) and ``emotions`` written out, each once."""
     groups = {"all": known_traits, "emotions": known_emotions}
     return list(dict.fromkeys(one for name in names for one in (groups[name]() if name in groups else [name])))
 
@@ -237,19 +250,17 @@ def named_pairs(names: Sequence[str]) -> list[str]:
 def load_pairs(source: str | Path) -> PairSet:
     """Read and validate a pair file, given its path or the name of a shipped trait or emotion.
 
-    A name may say where it is: ``emotions/frustration``. Raises PairError naming the file, the pair and the field.
+    Raises PairError naming the file, the pair and the field.
     """
     path = Path(source)
     if path.suffix not in (".yaml", ".yml"):
-        shipped = {**{name: f"emotions/{name}" for name in known_emotions()}, **{name: name for name in known_traits()}}
-        name = str(source).replace("\\", "/")
-        place = name if name in shipped.values() else shipped.get(name)
-        if place is None:
+        shipped = shipped_file(str(source))
+        if shipped is None:
             raise PairError(
                 f"no contrastive pairs for trait {str(source)!r}; shipped: {', '.join(known_traits())}; emotions: "
                 f"{', '.join(known_emotions())}; for your own, give the path of a .yaml file"
             )
-        path = Path(str(resources.files("traitbasis.contrastive_pairs") / f"{place}.yaml"))
+        path = shipped
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), PairLoader)
     except OSError as error:

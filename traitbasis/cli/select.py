@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from traitbasis.pairs import PairSet
     from traitbasis.select import Selection
 
-Trait = Annotated[str, typer.Option(help="Shipped traits, with commas, or 'all'.")]
+Trait = Annotated[str, typer.Option(help="Shipped traits and emotions, with commas; 'all' traits; 'emotions'.")]
 Pairs = Annotated[list[Path] | None, typer.Option(help="Your own pair file instead; several times for several.")]
 Contexts = Annotated[Path | None, typer.Option(help="Evaluation contexts (YAML); by default those that ship.")]
 Seed = Annotated[int, typer.Option(min=0, help="Another sample of turns.")]
@@ -145,15 +145,15 @@ def calibrate(
     from traitbasis.calibrate import with_columns
     from traitbasis.errors import SweepError
     from traitbasis.model import model_slug
-    from traitbasis.pairs import file_hash, known_traits
+    from traitbasis.pairs import file_hash, has_pairs
     from traitbasis.select import read_selection, read_selections
 
     home, tasks, tried = folder / model_slug(model), _contexts(contexts), listed_numbers("--doses", doses, float)
     chosen = read_selections(home / "selection.json")
     if trait == "all" and not pairs:
-        if own := sorted(chosen.keys() - set(known_traits())):
+        if own := sorted(trait for trait in chosen if not has_pairs(trait)):
             err.print(f"[yellow]left alone: {escape(', '.join(own))}; give their files with --pairs[/yellow]")
-        trait = ",".join(sorted(chosen.keys() & set(known_traits())))
+        trait = ",".join(sorted(filter(has_pairs, chosen)))
     pair_sets = _pair_sets("" if pairs else trait, pairs)
     for pair_set in pair_sets:
         if pair_set.trait not in chosen:
@@ -211,12 +211,11 @@ def _calibrate_one(
 
 
 def _pair_sets(traits: str, files: list[Path] | None) -> list[PairSet]:
-    from traitbasis.pairs import known_traits, load_pairs
+    from traitbasis.pairs import load_pairs, written_out
 
     if bool(traits) == bool(files):
         raise typer.BadParameter("give either --trait or --pairs")
-    names = known_traits() if traits == "all" else listed(traits)
-    return [load_pairs(source) for source in files or names]
+    return [load_pairs(source) for source in files or written_out(listed(traits))]
 
 
 def _contexts(path: Path | None) -> list[EvaluationContext]:

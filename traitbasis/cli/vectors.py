@@ -40,7 +40,7 @@ Pairs = Annotated[list[Path] | None, typer.Option(help="Pair files of traits of 
 
 @app.command()
 def extract(
-    trait: Annotated[str, typer.Option(help="A shipped trait, or 'all'.")] = "",
+    trait: Annotated[str, typer.Option(help="A shipped trait or emotion, or 'all' traits, or 'emotions'.")] = "",
     pairs: Annotated[Path | None, typer.Option(help="Your own pair file instead.")] = None,
     model: Model = DEFAULT_MODEL,
     n_pairs: Annotated[int | None, typer.Option(help="How many pairs; by default those marked 'default'.")] = None,
@@ -58,14 +58,15 @@ def extract(
 ) -> None:
     """Extract trait vectors from contrastive pairs.
 
-    Examples: traitbasis extract --trait impatience; traitbasis extract --pairs mine.yaml --model ./my-model
+    Examples: traitbasis extract --trait impatience; traitbasis extract --trait frustration; traitbasis extract --pairs
+    mine.yaml --model ./my-model
     """
     from traitbasis.extract import extract as extract_vector
-    from traitbasis.pairs import known_traits, load_pairs
+    from traitbasis.pairs import load_pairs, written_out
 
     if bool(trait) == (pairs is not None):
         raise typer.BadParameter("give either --trait or --pairs")
-    sources = [pairs] if pairs else known_traits() if trait == "all" else [trait]
+    sources = [pairs] if pairs else written_out([trait])
     pair_sets = [load_pairs(source) for source in sources]  # every file is checked before the model is loaded
     chosen = [pair_set.for_extraction(n_pairs) for pair_set in pair_sets]
     for pair_set in pair_sets:
@@ -312,10 +313,10 @@ def _by_trait(option: str, text: str, kind: Callable[[str], Any]) -> Any:
 
 def _pair_sets(traits: Sequence[str], files: Sequence[Path] | None) -> dict[str, PairSet]:
     """Pairs of these traits: from the files, else those that ship."""
-    from traitbasis.pairs import known_traits, load_pairs
+    from traitbasis.pairs import has_pairs, load_pairs
 
     own = {pair_set.trait: pair_set for pair_set in map(load_pairs, files or ())}
-    return {**{trait: load_pairs(trait) for trait in traits if trait in known_traits() and trait not in own}, **own}
+    return {**{trait: load_pairs(trait) for trait in traits if has_pairs(trait) and trait not in own}, **own}
 
 
 def _preference_costs(
