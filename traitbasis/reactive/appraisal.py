@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 from traitbasis.chat import Turn
@@ -116,7 +117,7 @@ def _answers(turns: Sequence[Turn]) -> Iterator[int]:
     """Where each of the agent's answers ends."""
     spoken = [(at, turn.speaker) for at, turn in enumerate(turns) if turn.speaker in ("agent", "customer")]
     begun = False
-    for (at, speaker), following in zip(spoken, [*(speaker for _, speaker in spoken[1:]), None], strict=True):
+    for (at, speaker), (_, following) in pairwise([*spoken, (len(turns), "")]):
         begun = begun or speaker == "customer"
         if begun and speaker == "agent" and following != "agent":
             yield at
@@ -353,7 +354,7 @@ class _Scene:
                 continue
             hits.append(asked)
         if not hits and clause.once_more and any(map(stems, self.customer)):
-            return 0.8, "what it says itself that it asks again"
+            return 0.8, "it was asked by its own words"
         if not hits:
             return None
         reason_given = len(hits) == 1 and _GIVES_A_REASON.search(self.text)
@@ -493,8 +494,9 @@ def _declining(clauses: Sequence[Clause]) -> list[str]:
 
 
 _DENIES = re.compile(r"\b(?:not|never|no|cannot|nor)\b|n't\b", re.I)
+_ON_CONDITION = re.compile(r"\b(?:before|until|unless|without|if)\b", re.I)
 _DUTY = re.compile(r"\b(?:need|must|have to|has to|required|necessary)\b", re.I)
-_KINDS = {"money": re.compile(r"[$€£]\s?([\d.,]+\d|\d)"), "percent": re.compile(r"(\d+(?:\.\d+)?)\s?%")}
+_KINDS = {"money": re.compile(r"[$€£]\s?(\d[\d,]*(?:\.\d+)?)"), "percent": re.compile(r"(\d+(?:\.\d+)?)\s?%")}
 _MONTHS = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
     "december",
@@ -528,12 +530,9 @@ def _contradicts(now: Clause, then: Clause) -> str | None:
 def _flips(denying: str, other: Clause) -> bool:
     """Whether a text denies just what a clause says: the first content word after its negation is there, not denied."""
     denial = _DENIES.search(denying)
-    if (
-        denial is None
-        or other.text.endswith("?")
-        or _DENIES.search(other.text)
-        or re.match(r"if\b|when\b|unless\b", other.text, re.I)
-    ):
+    if denial is None or _ON_CONDITION.search(denying) or other.text.endswith("?") or _DENIES.search(other.text):
+        return False
+    if re.match(r"(?:if|when|unless)\b", other.text, re.I):
         return False
     denied = stems(denying[denial.end() :])[:1]
     return bool(denied) and denied[0] in other.stems
@@ -556,7 +555,7 @@ def _figures(text: str) -> dict[str, set[str]]:
     """Figures of a clause by what they measure: money, per cent, a unit, a day of a month, a time of the day."""
     found: dict[str, set[str]] = {}
     for kind, pattern in _KINDS.items():
-        found.setdefault(kind, set()).update(match.replace(",", "") for match in pattern.findall(text))
+        found.setdefault(kind, set()).update(f"{float(match.replace(',', '')):g}" for match in pattern.findall(text))
     for number, unit in re.findall(
         r"\b(\d+)[- ](?:business |working |calendar )?(day|week|month|hour|minute|year|gb|kg)s?\b", text, re.I
     ):

@@ -22,6 +22,7 @@ Asks = Literal["for", "to do", "leave", "opening", "closing"]
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
+_MOST = 12_000
 _STRAIGHT = str.maketrans("‘’‚“”„‐‑‒–−…\u00a0\u202f", "'''\"\"\"-----.  ")
 _SENTENCE_END = re.compile(
     r"(?<!\bDr)(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bSt)(?<!\bNo)(?<!\b[ap]\.m)(?<!\be\.g)(?<!\bi\.e)"
@@ -69,17 +70,22 @@ _SAME = {
     )
     for word in group.split()
 }  # fmt: skip
-_ENDINGS = (
-    ("ied", "y", 2), ("ies", "y", 2), ("ation", "", 4), ("ment", "", 5), ("ing", "", 3), ("ed", "", 3), ("ly", "", 4),
-    ("al", "", 5), ("xes", "x", 2), ("ches", "ch", 2), ("shes", "sh", 2), ("sses", "ss", 2), ("ss", "ss", 1),
+_PLURALS = (
+    ("ies", "y", 2), ("xes", "x", 2), ("ches", "ch", 2), ("shes", "sh", 2), ("sses", "ss", 2), ("ss", "ss", 1),
     ("us", "us", 1), ("s", "", 2),
+)  # fmt: skip
+_ENDINGS = (
+    ("ied", "y", 2), ("ation", "", 4), ("ment", "", 5), ("ing", "", 3), ("ed", "", 3), ("ly", "", 4), ("al", "", 5),
 )  # fmt: skip
 
 
 def plain(text: str) -> str:
-    """Compatibility forms folded, quotation marks and dashes straight, without a list's or emphasis' marks."""
-    text = unicodedata.normalize("NFKC", text).translate(_STRAIGHT)
-    return re.sub(r"(?m)^\s*(?:[-*•#>]+|\d+[.)])\s+|[*`]+|(?<!\w)_+|_+(?!\w)", " ", text)
+    """Compatibility forms folded, quotation marks and dashes straight, without a list's or emphasis' marks.
+
+    Of a text of more than ``_MOST`` characters only so many are read: whatever an agent sends, it is read in a moment.
+    """
+    text = unicodedata.normalize("NFKC", text[:_MOST]).translate(_STRAIGHT)
+    return re.sub(r"(?m)^[ \t]*(?:[-*•#>]+|\d{1,3}[.)])[ \t]+|[*`]+|(?<!\w)_+|_+(?!\w)", " ", text)
 
 
 def sentences(text: str) -> list[str]:
@@ -101,10 +107,11 @@ def stem(word: str) -> str:
 def _root(word: str) -> str:
     if any(char.isdigit() for char in word):
         return word
-    for ending, instead, least in _ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= least:
-            word = word.removesuffix(ending) + instead
-            break
+    for endings in (_PLURALS, _ENDINGS):
+        for ending, instead, least in endings:
+            if word.endswith(ending) and len(word) - len(ending) >= least:
+                word = word.removesuffix(ending) + instead
+                break
     if len(word) > 4 and word[-1] == word[-2] and word[-1] != "s":
         word = word[:-1]
     if len(word) > 3 and word[-1] == "e":
@@ -391,9 +398,15 @@ def is_firm(slot: str) -> bool:
     return slot in _FIRM
 
 
+@lru_cache(maxsize=1024)
+def _parts(text: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """A turn's sentences with their stems."""
+    return tuple((part, tuple(stems(part))) for part in sentences(text))
+
+
 def told(question: Clause, customer: Sequence[str]) -> str | None:
     """The words in which a customer's turns answer a question before it was asked; None when they do not."""
-    parts = [(part, stems(part)) for turn in customer for part in sentences(turn)]
+    parts = [part for turn in customer for part in _parts(turn)]
     if question.asks == "opening":
         return next(
             (part for part, words in parts if len(words) >= 4 or (len(words) >= 2 and _REQUEST.search(part))), None
