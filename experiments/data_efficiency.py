@@ -6,7 +6,7 @@ as the steered user, whose vectors have seen the four pairs as they stand. Fidel
 
 Sizes are samples of all traits for SFT (traits and neutral ones in turn), and of its own trait for an adapter.
 
-    python experiments/data_efficiency.py                           # embedded model, 2 cores: about 25 minutes
+    python experiments/data_efficiency.py                           # embedded model, 2 cores: about an hour
     python experiments/data_efficiency.py --sizes 4,64,1000,13000   # a GPU
 """
 
@@ -31,7 +31,7 @@ from traitbasis.pairs import PAPER_TRAITS
 
 def main(
     model: Annotated[str, typer.Option(help="The customer's model.")] = DEFAULT_MODEL,
-    sizes: Annotated[str, typer.Option(help="Samples, with commas.")] = "4,64,256",
+    sizes: Annotated[str, typer.Option(help="Samples, with commas.")] = "4,16,64",
     traits: Annotated[str, typer.Option(help="With commas.")] = ",".join(PAPER_TRAITS),
     tasks: Annotated[int, typer.Option(min=2, help="How many of the shipped tasks.")] = 6,
     turns: Annotated[int, typer.Option(min=1, help="Customer turns of a dialogue.")] = 3,
