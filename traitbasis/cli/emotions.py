@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -121,12 +123,12 @@ def _chosen(only: str) -> list[Condition]:
 def emotions_map(
     texts: Annotated[list[str] | None, typer.Argument(help="Feelings in free words.")] = None,
     reader: Annotated[
-        Literal["auto", "model", "embeddings", "words"],
+        Literal["model", "embeddings", "words"] | None,
         typer.Option(
-            help="model: the language model's own states. embeddings: an embedding model, by the extra `emotions`. "
-            "words: bags of words. auto: embeddings where sentence-transformers is installed, else model."
+            help="model, the default: the language model's own states. embeddings: an embedding model, by the extra "
+            "`emotions`. words: bags of words. --measure takes all there are, or the one named, and words."
         ),
-    ] = "auto",
+    ] = None,
     embeddings: Annotated[str, typer.Option(help="The embedding model: a hub id or a folder.")] = "",
     top: Annotated[int, typer.Option(min=1, max=594, help="How many conditions to show.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each text.")] = False,
@@ -150,63 +152,52 @@ def emotions_map(
         raise typer.BadParameter("give texts, or --measure")
     if out_file is not None and not measure:
         raise typer.BadParameter("--out is of --measure")
-    mapper, made_by = _mapper(reader, embeddings, model, device, dtype, threads)
+    installed = embeddings or find_spec("sentence_transformers") is not None
+    readers = [reader] if reader else ["model", "embeddings"] if measure and installed else ["model"]
+    made_by: dict[str, Any] = {}
+
+    def fitted(reader: str) -> Mapper:
+        from traitbasis.reactive import mapper as mapping
+
+        if reader == "words":
+            return mapping.fit_words()
+        if reader == "embeddings":
+            return mapping.fit_embeddings(mapping.EmbeddingReader(embeddings or mapping.EMBEDDING_MODEL))
+        lm = load_lm(model, device, dtype, threads=threads)
+        made_by.update(model=lm.name, model_fingerprint=lm.fingerprint, dtype=lm.dtype_name)
+        with progress("reading the conditions", len(mapping.fitting_anchors())) as step:
+            return mapping.model_mapper(lm, step=step)
+
     if measure:
-        _measure(mapper, made_by, out_file)
+        _measure([fitted(one) for one in dict.fromkeys([*readers, "words"])], made_by, out_file)
         return
-    for text, mapped in zip(texts or [], mapper.map(texts or []), strict=True):
+    for text, mapped in zip(texts or [], fitted(readers[0]).map(texts or []), strict=True):
         if as_json:
             print(json.dumps({"text": text, **mapped.record}, ensure_ascii=False))
             continue
         out.print(text, style="bold", markup=False, highlight=False, soft_wrap=True)
-        for condition, vote in mapped.ranked[:top]:
-            out.print(f"  {vote:4.0%}  {condition.name}", highlight=False)
+        for condition, probability in mapped.ranked[:top]:
+            out.print(f"  {probability:6.1%}  {condition.name}", highlight=False)
 
 
-def _mapper(
-    reader: str, embeddings: str, model: str, device: str, dtype: str, threads: int | None
-) -> tuple[Mapper, dict[str, Any]]:
-    """The mapper that is asked for, and what it is made by."""
-    from importlib.util import find_spec
-
-    from traitbasis.reactive import mapper as mapping
-
-    if reader == "auto":
-        reader = "embeddings" if find_spec("sentence_transformers") else "model"
-    if reader == "words":
-        return mapping.fit_words(), {}
-    if reader == "embeddings":
-        return mapping.fit_embeddings(mapping.EmbeddingReader(embeddings or mapping.EMBEDDING_MODEL)), {}
-    lm = load_lm(model, device, dtype, threads=threads)
-    with progress("reading the conditions", len(mapping.fitting_anchors())) as step:
-        found = mapping.model_mapper(lm, step=step)
-    return found, {"model": lm.name, "model_fingerprint": lm.fingerprint, "dtype": lm.dtype_name}
-
-
-def _measure(mapper: Mapper, made_by: dict[str, Any], out_file: Path | None) -> None:
-    """Measure a mapper and the baseline on the held-out phrasings: a table, and JSON where a file is given."""
-    import platform
-    from importlib.metadata import version
-
-    import numpy
-
+def _measure(mappers: list[Mapper], made_by: dict[str, Any], out_file: Path | None) -> None:
+    """Measure mappers on the held-out phrasings: a table, and JSON where a file is given."""
     from traitbasis.files import write_whole
-    from traitbasis.reactive.mapper import CHANCE, WordReader, fit_words, measure, phrasings_hash
+    from traitbasis.reactive.mapper import CHANCE, measure, phrasings_hash
 
-    measured = [measure(mapper)]
-    if not isinstance(mapper.reader, WordReader):
-        measured.append(measure(fit_words()))
+    measured = [measure(mapper) for mapper in mappers]
     table = Table("", *(one.reader for one in measured), "chance", title=f"{measured[0].n} held-out phrasings")
     for name, chance in CHANCE.items():
         table.add_row(name, *(f"{one.figures[name]:.1%}" for one in measured), f"{chance:.1%}")
     out.print(table)
     if out_file is not None:
-        versions = {name: version(name) for name in ("traitbasis", *(("torch", "transformers") if made_by else ()))}
-        made_by = {**made_by, "versions": {**versions, "numpy": numpy.__version__, "python": platform.python_version()}}
-        content = {
-            "made_by": {**made_by, "ridge": mapper.ridge, "phrasings": phrasings_hash()},
-            "chance": {name: round(chance, 4) for name, chance in CHANCE.items()},
-            "readers": [one.record for one in measured],
-        }
-        write_whole(out_file, json.dumps(content, indent=1) + "\n")
+        packages = [
+            name
+            for name in ("traitbasis", "numpy", "torch", "transformers", "sentence-transformers")
+            if find_spec(name.replace("-", "_")) is not None
+        ]
+        made_by = {**made_by, "versions": {name: version(name) for name in packages}, "phrasings": phrasings_hash()}
+        readers = [{**one.record, "ridge": mapper.ridge} for one, mapper in zip(measured, mappers, strict=True)]
+        chances = {name: round(chance, 4) for name, chance in CHANCE.items()}
+        write_whole(out_file, json.dumps({"made_by": made_by, "chance": chances, "readers": readers}, indent=1) + "\n")
         out.print("saved:", out_file, soft_wrap=True, markup=False)
