@@ -29,7 +29,7 @@ def main(
     basis: Annotated[Path | None, typer.Option(help="By default the model's own.")] = None,
     traits: Annotated[str, typer.Option(help="With commas.")] = ",".join(PAPER_TRAITS),
     domains: Annotated[str, typer.Option(help="With commas.")] = "retail,airline",
-    tasks: Annotated[str, typer.Option(help="Of each domain.")] = "0-14",
+    tasks: Annotated[str, typer.Option(help="Of each domain.")] = "0-7",
     trials: Annotated[int, typer.Option(min=1)] = 1,
     agent_url: Annotated[str, typer.Option(help="OpenAI-compatible URL of a model that plays the agent.")] = "",
     agent_model: Annotated[str, typer.Option(help="The agent's model there.")] = "",

@@ -3,10 +3,10 @@
 Each dialogue is one of the shipped scenarios with one of the 594 emotion conditions. The helpful agent is warm and
 tells something new in every turn; the asking one puts the same question in other words; the cold one dismisses.
 Measured are the state the customer ends with, whether and when it gives up, and how long its condition implies that it
-bears the same question. The cold agent is met twice, with emotion coupled to the dose of the customer's trait and
-without.
+bears the same question. The cold agent is met by customers that may leave, and twice by customers with a trait that
+stay: with emotion coupled to the trait's dose, and without.
 
-    python experiments/reactive_users.py                # embedded model, one core: about 15 minutes
+    python experiments/reactive_users.py                # embedded model, one core: about 30 minutes
     python experiments/reactive_users.py --model ./Llama-3.1-8B-Instruct --dtype bfloat16
 """
 
@@ -116,8 +116,8 @@ class Held:
 def hold(
     user: UserSimulator, scenario: Scenario, condition: Condition, agent: Agent, most: int, traits: str, coupling: float
 ) -> Held:
-    """A dialogue until the customer gives up or `most` agent turns are heard."""
-    how = Reactive(condition=condition.name, unsatisfied=True, scenario=scenario, coupling=coupling)
+    """A dialogue until the customer gives up or `most` agent turns are heard; with traits it stays to the end."""
+    how = Reactive(condition=condition.name, unsatisfied=not traits, scenario=scenario, coupling=coupling)
     opens = scenario.scene == "Charm"
     line = agent(scenario, 0) if opens else "Hello."
     messages: list[dict[str, str]] = []
@@ -159,8 +159,9 @@ def main(
     kinds: dict[str, tuple[Agent, str, float]] = {
         "helpful": (helpful, "", 0.0),
         "asking": (asking, "", 0.0),
-        "cold": (cold, traits, 0.0),
-        "cold, coupled": (cold, traits, coupling),
+        "cold": (cold, "", 0.0),
+        "cold, stays": (cold, traits, 0.0),
+        "cold, stays, coupled": (cold, traits, coupling),
     }
     found: dict[str, list[Held]] = {}
     with UserSimulator(lm) as user, ThreadPoolExecutor(concurrency) as pool:
@@ -181,7 +182,7 @@ def main(
     trait = traits.partition("-")[0]
     instruments = TraitInstruments.build(lm, [load_pairs(one) for one in dict.fromkeys([*PAPER_TRAITS, trait])])
     expressed = {
-        name: expression(instruments, lm, held, trait) for name, held in found.items() if name.startswith("cold")
+        name: expression(instruments, lm, held, trait) for name, held in found.items() if name.startswith("cold, ")
     }
     asked = [one.record for one in found["asking"]]
     within = [one["unsatisfied"] is not None and one["unsatisfied"] <= one["implied"] for one in asked]

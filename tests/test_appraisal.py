@@ -460,3 +460,21 @@ def test_no_url_is_an_error_at_once_and_no_agent_turn_is_one_too(oracle: tuple[s
         JudgeAppraiser(oracle[0], "judge").appraise(TALK[:2])
     assert JudgeAppraiser(oracle[0], "judge").appraise_all([]) == []
     assert "turn_to_judge" in appraisal_prompt(TALK)
+
+
+@pytest.mark.parametrize(
+    "again",
+    ["When did this happen?", "Please tell me when it happened.", "Would you tell me when this happened?"],
+)
+def test_a_question_that_is_only_wrapped_in_other_words_is_the_same_question(again: str) -> None:
+    turns = [
+        Turn("customer", "The board says cancelled. There has to be something that moves north."),
+        Turn("agent", "Could you tell me when this happened, please?"),
+        Turn("customer", "I need to find a train, a car, anything."),
+        Turn("agent", again),
+    ]
+    assert appraise(turns)["repeated question"] >= 0.8
+    asks = Turn("agent", "Could you send me a photo of the board?")
+    assert not appraise([*turns[:3], asks])["repeated question"]
+    done = Turn("agent", "Did you send me a photo of the board?")
+    assert not appraise([*turns[:1], asks, turns[2], done])["repeated question"], "whether it is done is another one"
