@@ -489,7 +489,9 @@ def test_each_generation_of_a_request_has_a_guide_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("guide", 5), ("guide", Rule()), ("shown_ids", [3]), ("shown_ids", 3)], ids=str
+    ("field", "value"),
+    [("guide", 5), ("guide", Rule()), ("shown_ids", [3]), ("shown_ids", 3)],
+    ids=["a number", "not made yet", "a list", "one id"],
 )
 def test_fields_that_are_nothing_of_the_kind_are_refused(field: str, value: Any) -> None:
     with pytest.raises(RequestError, match=field):
