@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +13,9 @@ from traitbasis.basis import Basis, find_basis
 from traitbasis.model import LanguageModel, load_model
 from traitbasis.simulator import UserSimulator
 
+# Tables as wide as a terminal, wherever the tests run; and Ctrl-C for the processes they start, even under nohup.
+os.environ["COLUMNS"] = "200"
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # two threads on a busy two-core machine are ten times slower than one
 
 

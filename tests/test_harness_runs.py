@@ -515,14 +515,7 @@ def killed(fake: Fake, user: ServedUser, number: int, lines: int, *more: Any) ->
     """Runs the command in a process of its own, and sends it a signal once the file has so many lines."""
     path = fake.folder / "run.jsonl"
     command = [sys.executable, "-m", "traitbasis.cli", "bench", "tau-trait", *map(str, usual(fake, user, *more))]
-    # Ctrl-C reaches a process only where its parent did not ignore it, as background jobs of a script do.
-    process = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     deadline = time.monotonic() + 60
     while not path.exists() or path.read_bytes().count(b"\n") < lines:
         assert process.poll() is None and time.monotonic() < deadline, process.stderr and process.stderr.read()
